@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/units.h"
+
+// What a GPU and its links can do. Every figure in a profile names its source; peaks are dense.
+namespace gdn::config {
+
+// One measured or fitted efficiency: achieved share of the peak of the op's limiting resource.
+// `family` is the op family of src/model/provider.h ("gemm", "grouped_gemm", "attention", "rule",
+// "elementwise", ...), `pass` "forward" | "backward" | "any". A row with `size` is one point of a
+// table in that size (FLOPs or bytes of one op); rows are interpolated in log(size).
+struct EfficiencyRow {
+  std::string provider;  // upstream | own | cpu
+  std::string family, pass;
+  std::optional<double> size;
+  double value = 0;      // 0 < value <= 1
+  std::string source;
+};
+
+struct CollectiveRow {
+  std::string kind;      // all_reduce | all_gather | reduce_scatter | all_to_all | p2p
+  double share = 0;      // of the link's rate
+  Seconds latency = 0;
+  std::string source;
+};
+
+struct ReserveRow {      // memory outside the tensors
+  std::string name;      // context, communicators, workspaces, ...
+  Bytes bytes = 0;
+  std::string source;
+};
+
+struct Hardware {
+  std::string name, device_name; // profile name; what CUDA calls the device
+  std::string sm;                // "90"
+  Bytes memory = 0;              // total reported by CUDA
+  FlopsPerSecond bf16 = 0, fp8 = 0, fp4 = 0;   // dense
+  BytesPerSecond bandwidth = 0, achieved_bandwidth = 0;
+  BytesPerSecond scale_up = 0;   // per direction, NVLink
+  std::int64_t scale_up_domain = 8;
+  BytesPerSecond network = 0, host_link = 0;
+  Seconds launch_latency = 0;    // floor of one kernel
+  std::vector<EfficiencyRow> efficiencies = {};
+  std::vector<CollectiveRow> collectives = {};
+  std::vector<ReserveRow> reserve = {};
+  double allocator_reserve = 0.04; // share of allocated, a named assumption unless simulated
+  std::vector<std::string> sources = {}; // "memory: ...", one line per figure
+};
+
+} // namespace gdn::config

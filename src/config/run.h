@@ -1,0 +1,103 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/revision.h"
+#include "core/units.h"
+
+// How a model is trained: Megatron-LM's settings under Megatron's names, plus what selects the stack.
+namespace gdn::config {
+
+enum class Build { Te, Local };                // Transformer Engine fused norms, or separate
+enum class L2Norm { Caller, Kernel, Off };     // who normalises q and k
+enum class Granularity { None, Selective, Full };
+enum class VisionMode { Trained, Frozen, Absent };
+enum class CrossEntropy { Unfused, FusedNative, FusedTe, ChunkedLinear };
+
+std::string_view name_of(Build build);             // "te", "local"
+std::string_view name_of(L2Norm l2norm);           // "caller", "kernel", "off"
+std::string_view name_of(Granularity granularity); // "none", "selective", "full"
+std::string_view name_of(VisionMode mode);
+std::string_view name_of(CrossEntropy loss);       // "unfused", "native", "te", "chunked"
+
+struct Parallel {
+  std::int64_t tp = 1, cp = 1, pp = 1, vp = 1, ep = 1, etp = 1;
+  bool sequence_parallel = false;
+  std::int64_t gpus = 1;   // world size
+  // Layers per virtual stage in model order (pp*vp entries); empty: even split.
+  std::vector<std::int64_t> layout = {};
+
+  std::int64_t dp() const { return gpus / (tp * cp * pp); }                // data parallel
+  std::int64_t edp() const { return gpus / (pp * ep * etp); }              // expert data parallel
+};
+
+// A user's or a module's contiguous run of ops priced as a checkpoint (--span NAME=FIRST..LAST[:discard]).
+struct UserSpan {
+  std::string name, first, last;
+  bool discard = false;
+};
+
+struct Recompute {
+  Granularity granularity = Granularity::None;
+  std::string method = {};                     // "uniform" | "block", full only
+  std::optional<std::int64_t> num_layers = {}; // recompute_num_layers, full only
+  // Unset: Megatron's default list ["core_attn"] under selective. Entries: NAME or NAME:discard.
+  std::optional<std::vector<std::string>> modules = {};
+  std::vector<UserSpan> user_spans = {};
+};
+
+struct Optimizer {
+  bool distributed = true;
+  DType gradient_dtype = DType::FP32;      // main gradients
+  bool precision_aware = false;
+  DType master_dtype = DType::FP32;        // with stored remainders: BF16 (2 bytes)
+  DType moment1_dtype = DType::FP32, moment2_dtype = DType::FP32;
+};
+
+struct Run {
+  std::string source = {};                // "published: ..." or "ours: ..."; printed with every result
+  Parallel parallel = {};
+  std::int64_t micro_batch = 1, global_batch = 1, seq = 4096;
+  Recompute recompute = {};
+  Optimizer optimizer = {};
+  DType dtype = DType::BF16;              // parameters and activations
+  std::string fp8_recipe = {};            // "", "delayed", "tensorwise", "mxfp8", "blockwise"
+  bool fp4 = false;
+  CrossEntropy cross_entropy = CrossEntropy::Unfused;
+  std::int64_t loss_chunk = 0;            // tokens per chunk of the chunked linear cross entropy
+  VisionMode vision = VisionMode::Absent;
+  bool train_mtp = true;
+  bool deterministic = false;
+  bool fused_attention = true;            // flash / cuDNN core; false: scores are kept
+  double hidden_dropout = 0, attention_dropout = 0;
+  double moe_imbalance = 1;               // factor on the balanced row count
+  std::optional<double> moe_capacity_factor = {}; // padded to capacity
+  bool moe_grouped_gemm = true, moe_permute_fusion = true;
+  bool moe_shared_expert_overlap = false, overlap_moe_expert_parallel_comm = false;
+  std::string moe_token_dispatcher = "alltoall";
+  bool cpu_offloading = false;
+  std::int64_t cpu_offloading_num_layers = 0;
+  bool fine_grained_offload = false;
+  std::vector<std::string> offload_modules = {};
+  std::string cuda_graph_impl = "none";   // none | local | transformer_engine | full_iteration
+  std::vector<std::string> cuda_graph_scope = {};
+  bool distribute_saved_activations = false;
+  std::optional<std::int64_t> vocab_divisor = {}; // make_vocab_size_divisible_by (x TP); unset: 128; 0: no padding
+  // Which stack is planned.
+  std::string stack = "megatron";         // megatron | native
+  Build build = Build::Te;
+  Revision revision = {"main", {"gdn_qkv"}};
+  L2Norm l2norm = L2Norm::Caller;
+  std::string attention_variant = {};     // experimental_attention_variant; empty: from the model
+  std::string cp_comm_type = "p2p";
+
+  std::int64_t micro_batches() const {    // per step and pipeline
+    return global_batch / (micro_batch * parallel.dp());
+  }
+};
+
+} // namespace gdn::config
