@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -90,6 +91,10 @@ struct Model {
   bool parameters_only = false;
   std::string unmodelled_kind = {};   // "KDA", "JetBlock", ...
   std::int64_t published_text = 0, published_vision = 0, published_mtp = 0, published_total = 0;
+  // Sizes of unmodelled layers beyond the shapes above, read by src/model/unmodelled.cpp.
+  // "KDA": low_rank; its attention layers are MLA: mla_kv_rank, mla_nope_dim, mla_rope_dim,
+  // mla_value_dim. "JetBlock": generator_divisor. Heads, head dims and taps are `gdn`'s.
+  std::map<std::string, std::int64_t> unmodelled_sizes = {};
   // Parameters of models without op lists, by part, written in the profile ("a named formula").
   std::int64_t unmodelled_text_parameters = 0;
 

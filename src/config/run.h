@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "config/stack_settings.h"
 #include "core/dtype.h"
 #include "core/revision.h"
 #include "core/units.h"
@@ -94,6 +95,7 @@ struct Run {
   L2Norm l2norm = L2Norm::Caller;
   std::string attention_variant = {};     // experimental_attention_variant; empty: from the model
   std::string cp_comm_type = "p2p";
+  StackSettings settings = {};            // read by the stack's own checks only
 
   std::int64_t micro_batches() const {    // per step and pipeline
     return global_batch / (micro_batch * parallel.dp());
