@@ -1,0 +1,81 @@
+#include "model/static_state.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace gdn::model {
+
+namespace {
+
+// Megatron-LM main d98e8a64, param_layout.py: 128-byte aligned starts at 2 bytes an element, and
+// bucket ends aligned for cuBLAS.
+constexpr std::int64_t kTensorAlignment = 64;
+constexpr std::int64_t kBucketAlignment = 128;
+
+bool is_expert(const LocalParameter& p) { return p.parameter->group == ParameterGroup::RoutedExpert; }
+
+} // namespace
+
+ElementBytes element_bytes(const config::Run& run, DType stored) {
+  const config::Optimizer& o = run.optimizer;
+  ElementBytes b;
+  b.parameter = size_of(stored);
+  b.gradient = stored == DType::FP32 ? 4 : size_of(o.gradient_dtype);
+  const Bytes master = stored == DType::FP32 ? 0 : 4; // fp32 parameters are their own master
+  if (o.precision_aware)
+    b.optimizer = (master == 0 ? 0 : size_of(o.master_dtype)) + size_of(o.moment1_dtype) + size_of(o.moment2_dtype);
+  else
+    b.optimizer = master + 8;
+  if (stored == DType::FP16 && o.gradient_dtype == DType::FP16 && !o.precision_aware)
+    b.optimizer += 4; // unscaled fp32 copy of the gradient
+  return b;
+}
+
+std::vector<StateBuffer> state_buffers(const ParameterTable& table, const config::Model& model,
+                                       const config::Run& run, std::int64_t pipeline_rank) {
+  std::vector<StateBuffer> buffers;
+  const bool padded = run.optimizer.distributed;
+  for (const LocalParameter& p : local_parameters(table, model, run, pipeline_rank)) {
+    if (!p.parameter->trainable) continue;
+    const DType dtype = stored_dtype(*p.parameter, run);
+    auto buffer = std::find_if(buffers.begin(), buffers.end(), [&](const StateBuffer& b) {
+      return b.expert == is_expert(p) && b.virtual_stage == p.virtual_stage && b.dtype == dtype;
+    });
+    if (buffer == buffers.end()) {
+      const std::int64_t ranks = is_expert(p) ? run.parallel.edp() : run.parallel.dp() * run.parallel.cp;
+      buffers.push_back({is_expert(p), p.virtual_stage, dtype, ranks, 0, {}});
+      buffer = buffers.end() - 1;
+    }
+    for (std::int64_t t = 0; t < p.tensors; ++t) {
+      if (padded) buffer->elements = round_up(buffer->elements, kTensorAlignment);
+      buffer->slots.push_back({p.parameter, t, p.copy, buffer->elements, p.elements / p.tensors});
+      buffer->elements = checked_add(buffer->elements, p.elements / p.tensors);
+    }
+  }
+  if (padded)
+    for (StateBuffer& b : buffers) b.elements = round_up(b.elements, std::lcm(b.ranks, kBucketAlignment));
+  return buffers;
+}
+
+StaticState static_state(const ParameterTable& table, const config::Model& model, const config::Run& run,
+                         std::int64_t pipeline_rank) {
+  StaticState state;
+  for (const StateBuffer& b : state_buffers(table, model, run, pipeline_rank)) {
+    const ElementBytes bytes = element_bytes(run, b.dtype);
+    StateBytes& part = b.expert ? state.expert : state.dense;
+    part.parameters += checked_mul(b.elements, bytes.parameter);
+    part.gradients += checked_mul(b.elements, bytes.gradient);
+    part.optimizer += checked_mul(run.optimizer.distributed ? b.elements / b.ranks : b.elements, bytes.optimizer);
+  }
+  for (const LocalParameter& p : local_parameters(table, model, run, pipeline_rank))
+    if (!p.parameter->trainable)
+      (is_expert(p) ? state.expert : state.dense).parameters +=
+          checked_mul(p.elements, size_of(stored_dtype(*p.parameter, run)));
+  return state;
+}
+
+StaticState static_state(const config::Model& model, const config::Run& run, std::int64_t pipeline_rank) {
+  return static_state(parameter_table(model, run), model, run, pipeline_rank);
+}
+
+} // namespace gdn::model
