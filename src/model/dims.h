@@ -1,0 +1,24 @@
+#pragma once
+#include <cstdint>
+
+#include "config/model.h"
+#include "config/run.h"
+
+namespace gdn::model {
+
+// Row and head counts of one rank, shared by every op list (megatron-core's conventions).
+struct Dims {
+  std::int64_t tp, cp, ep, etp;
+  bool sp;
+  std::int64_t tokens;      // N = s*b/cp: rows of head-shaped tensors
+  std::int64_t tokens_sp;   // N_sp: rows of hidden-shaped tensors, N/tp with sequence parallelism
+  std::int64_t rule_tokens; // s*b: rows after the exchange to [s, heads/cp]
+  std::int64_t seq, batch;
+  std::int64_t hidden, padded_vocab, local_vocab;
+  std::int64_t routed_rows; // T': rows entering the experts' FC1 on this rank (planned value)
+  DType dtype;
+
+  static Dims of(const config::Model& model, const config::Run& run);
+};
+
+} // namespace gdn::model

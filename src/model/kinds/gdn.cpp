@@ -1,0 +1,86 @@
+#include "model/kinds/gdn.h"
+
+namespace gdn::model {
+
+TensorId conv_silu(Builder& b, std::string name, TensorId qkv, ParamRef weight, const GdnAttr& attr, std::string out) {
+  TensorId y = b.tensor(std::move(out), b.at(qkv).dtype, b.at(qkv).shape);
+  Op& op = b.op(std::move(name), OpKind::ConvSilu, {qkv}, {y}, attr);
+  Step backward{.name = "backward", .reads = {qkv}, .grad_reads = {y}, .grad_writes = {qkv}, .param_grads = {0}};
+  op.model_flops = 2.0 * static_cast<double>(b.at(qkv).elements()) * static_cast<double>(attr.kernel);
+  op.params = {std::move(weight)};
+  if (attr.conv_bias) {
+    ParamRef bias = op.params[0];
+    bias.name += "_bias";
+    bias.elements = b.at(qkv).cols();
+    op.params.push_back(bias);
+    backward.param_grads.push_back(1);
+  }
+  op.steps = {std::move(backward)};
+  return y;
+}
+
+L2NormOutputs l2_norm(Builder& b, std::string name, TensorId qk, const GdnAttr& attr, std::string out) {
+  TensorId y = b.tensor(out, b.at(qk).dtype, {b.at(qk).rows(), 2 * attr.key_heads, attr.key_dim});
+  TensorId rstd = b.statistic(out + "_rstd", DType::FP32, {b.at(qk).rows(), 2 * attr.key_heads});
+  Op& op = b.op(std::move(name), OpKind::L2Norm, {qk}, {y, rstd}, attr);
+  op.steps.push_back({.name = "backward", .reads = {y, rstd}, .grad_reads = {y}, .grad_writes = {qk}});
+  return {y, rstd};
+}
+
+TensorId expand_heads(Builder& b, std::string name, TensorId x, std::int64_t heads, std::int64_t dim, std::string out) {
+  TensorId y = b.tensor(std::move(out), b.at(x).dtype, {b.at(x).rows(), heads, dim});
+  Op& op = b.op(std::move(name), OpKind::ExpandHeads, {x}, {y});
+  op.steps.push_back({.name = "backward", .grad_reads = {y}, .grad_writes = {x}});
+  return y;
+}
+
+GateOutputs gates(Builder& b, std::string name, TensorId beta_logits, TensorId alpha, ParamRef a_log, ParamRef dt_bias,
+                  const GdnAttr& attr) {
+  const std::int64_t rows = b.at(alpha).rows();
+  TensorId g = b.tensor("g", DType::FP32, {rows, attr.value_heads});
+  TensorId beta = b.tensor("beta", b.at(beta_logits).dtype, {rows, attr.value_heads});
+  Op& op = b.op(std::move(name), OpKind::Gates, {beta_logits, alpha}, {g, beta}, attr);
+  op.params = {std::move(a_log), std::move(dt_bias)};
+  op.steps.push_back({.name = "backward", .reads = {beta_logits, alpha}, .grad_reads = {g, beta},
+                      .grad_writes = {beta_logits, alpha}, .param_grads = {0, 1}});
+  return {g, beta};
+}
+
+RuleOutputs gated_delta_rule(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, TensorId g, TensorId beta,
+                             const GdnAttr& attr) {
+  const std::int64_t rows = b.at(v).rows(), hv = attr.value_heads;
+  const DType dtype = b.at(v).dtype;
+  TensorId o = b.tensor("o", dtype, {rows, hv, attr.value_dim});
+  TensorId g_cum = b.statistic("g_cum", DType::FP32, {rows, hv});
+  TensorId a = b.statistic("A", dtype, {rows, hv, 64});
+  std::vector<TensorId> outputs{o, g_cum, a}, saved{q, k, v, beta, g_cum, a};
+  if (attr.normalise) {
+    TensorId q_hat = b.statistic("q_hat", dtype, b.at(q).shape), k_hat = b.statistic("k_hat", dtype, b.at(k).shape);
+    TensorId q_rstd = b.statistic("q_rstd", DType::FP32, {rows, b.at(q).shape[1]});
+    TensorId k_rstd = b.statistic("k_rstd", DType::FP32, {rows, b.at(k).shape[1]});
+    outputs.insert(outputs.end(), {q_hat, k_hat, q_rstd, k_rstd});
+    saved = {q_hat, k_hat, q_rstd, k_rstd, v, beta, g_cum, a};
+  }
+  Op& op = b.op(std::move(name), OpKind::Rule, {q, k, v, g, beta}, outputs, attr);
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {o}, .grad_writes = {q, k, v, g, beta}});
+  // Megatron's count: the recurrence with dv in place of dk (its own quirk, kept so that TFLOP/s compare).
+  op.model_flops = 8.0 * static_cast<double>(rows * hv) * static_cast<double>(attr.value_dim * attr.value_dim);
+  return {o, g_cum, a};
+}
+
+TensorId gated_norm(Builder& b, std::string name, TensorId o, TensorId z, ParamRef weight, const GdnAttr& attr,
+                    bool keep_normalised, std::string out) {
+  TensorId y = b.tensor(std::move(out), b.at(o).dtype, b.at(o).shape);
+  TensorId rstd = b.statistic("o_rstd", DType::FP32, {b.at(o).rows(), attr.value_heads});
+  std::vector<TensorId> outputs{y, rstd}, saved{o, z, rstd};
+  if (keep_normalised) {
+    outputs.push_back(b.statistic("o_norm", b.at(o).dtype, b.at(o).shape));
+    saved.push_back(outputs.back());
+  }
+  Op& op = b.op(std::move(name), OpKind::GatedNorm, {o, z}, outputs, attr);
+  op.params = {std::move(weight)};
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {y}, .grad_writes = {o, z}, .param_grads = {0}});
+  return y;
+}
+
+} // namespace gdn::model

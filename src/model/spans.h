@@ -1,0 +1,34 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "config/run.h"
+#include "model/op.h"
+#include "model/span.h"
+
+namespace gdn::model {
+
+// One recompute module as data: which run of ops it checkpoints and how. A module may have several
+// entries (one per place it acts on); entries whose ops a list does not have do nothing there.
+struct SpanSpec {
+  std::string module;  // "gdn_qkv", "gdn_qkv:discard"
+  std::string first, last;  // op names
+  SpanKind kind = SpanKind::WholeBlock;
+  std::string hook;    // op whose output carries the hook (DiscardOutput)
+};
+
+// Megatron-LM's modules (megatron-core recompute_modules, #5283, #5284, #5296, #5982).
+const std::vector<SpanSpec>& megatron_spans();
+// Native's default spans (always on unless switched off) and named finds.
+const std::vector<SpanSpec>& native_spans();
+
+// Spans of `modules` (names, "NAME:discard") and `user` on one list. `prefix` is that of the layer's
+// op names when a list holds several layers ("L03."), else empty. Throws Error{Usage} when a user
+// span names ops that no list of the model has (checked by the caller with `matches`).
+std::vector<Span> spans_for(const OpList& list, const std::vector<std::string>& modules,
+                            const std::vector<config::UserSpan>& user, const std::string& stack);
+
+// Whether module `name` acts on the list.
+bool acts_on(const std::string& name, const OpList& list, const std::string& stack);
+
+} // namespace gdn::model
