@@ -94,17 +94,19 @@ PassSummary sweep(const UnitTrace& t, int first, int last, bool held) {
     }
   }
   PassSummary out;
-  out.peaks.emplace_back();
+  out.segments.emplace_back();
   // The level at entry counts even when nothing runs.
-  out.peaks.back().raise(level, 0, first);
+  out.segments.back().run.raise(level, 0, first);
   for (size_t e = 0; e < n; ++e) {
     level += start[e];
     const int event = first + static_cast<int>(e);
-    out.peaks.back().raise(level, t.events[static_cast<size_t>(event)].scratch, event);
+    const Event& running = t.events[static_cast<size_t>(event)];
+    PassSummary::Segment& segment = out.segments.back();
+    (running.pass == Pass::Replay ? segment.replay : segment.run).raise(level, running.scratch, event);
     if (std::any_of(t.sticky.begin(), t.sticky.end(), [&](const auto& s) { return s.event == event; })) {
       out.binds = true;
-      out.peaks.emplace_back();
-      out.peaks.back().raise(level - end[e], 0, event);
+      out.segments.emplace_back();
+      out.segments.back().run.raise(level - end[e], 0, event);
     }
     level -= end[e];
   }

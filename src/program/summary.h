@@ -34,10 +34,14 @@ Levels levels(const UnitTrace& trace);
 // One pass of a unit, relative to the level before it. Boundary tensors belong to the unit that
 // reads them: the input (and d:output) counts from entry, the output (and d:input) until exit.
 // Attributes overwritten by the next run (sticky) of an earlier run may still be alive at entry and
-// go at the events that bind new ones: segment i of `peaks` ends with binding i.
+// go at the events that bind new ones: segment i of `segments` ends with binding i.
 struct PassSummary {
+  struct Segment {
+    Peak run;    // forward or backward events, and the level at entry
+    Peak replay; // replayed events; event -1 where there is none
+  };
   CategoryBytes delta = {};
-  std::vector<Peak> peaks = {};
+  std::vector<Segment> segments = {};
   bool binds = false;
 };
 
