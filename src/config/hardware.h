@@ -15,14 +15,15 @@ namespace gdn::config {
 // table in that size (FLOPs or bytes of one op); rows are interpolated in log(size).
 struct EfficiencyRow {
   std::string provider;  // upstream | own | cpu
-  std::string family, pass;
-  std::optional<double> size;
+  std::string family, pass;     // pass may also be "dgrad" | "wgrad", one part of "backward"
+  std::optional<double> size;   // grouped_gemm: rows per expert
   double value = 0;      // 0 < value <= 1
   std::string source;
 };
 
 struct CollectiveRow {
   std::string kind;      // all_reduce | all_gather | reduce_scatter | all_to_all | p2p
+  std::string link = "scale_up"; // scale_up | network
   double share = 0;      // of the link's rate
   Seconds latency = 0;
   std::string source;
@@ -30,12 +31,14 @@ struct CollectiveRow {
 
 struct ReserveRow {      // memory outside the tensors
   std::string name;      // context, communicators, workspaces, ...
+  std::string per = "process"; // process | communicator (of more than one rank) | all_to_all (one that runs it)
   Bytes bytes = 0;
   std::string source;
 };
 
 struct Hardware {
   std::string name, device_name; // profile name; what CUDA calls the device
+  std::vector<std::string> aliases = {};
   std::string sm;                // "90"
   Bytes memory = 0;              // total reported by CUDA
   FlopsPerSecond bf16 = 0, fp8 = 0, fp4 = 0;   // dense

@@ -91,6 +91,7 @@ struct Model {
   bool parameters_only = false;
   std::string unmodelled_kind = {};   // "KDA", "JetBlock", ...
   std::int64_t published_text = 0, published_vision = 0, published_mtp = 0, published_total = 0;
+  std::string parameters_source = {}; // who published these counts, or that they are computed
   // Sizes of unmodelled layers beyond the shapes above, read by src/model/unmodelled.cpp.
   // "KDA": low_rank; its attention layers are MLA: mla_kv_rank, mla_nope_dim, mla_rope_dim,
   // mla_value_dim. "JetBlock": generator_divisor. Heads, head dims and taps are `gdn`'s.

@@ -31,6 +31,8 @@ struct Parallel {
   std::int64_t gpus = 1;   // world size
   // Layers per virtual stage in model order (pp*vp entries); empty: even split.
   std::vector<std::int64_t> layout = {};
+  // decoder_first/last_pipeline_num_layers as given; resolve_layout (run_io.h) turns them into `layout`.
+  std::optional<std::int64_t> first_stage_layers = {}, last_stage_layers = {};
 
   std::int64_t dp() const { return gpus / (tp * cp * pp); }                // data parallel
   std::int64_t edp() const { return gpus / (pp * ep * etp); }              // expert data parallel
@@ -69,6 +71,8 @@ struct Run {
   std::string fp8_recipe = {};            // "", "delayed", "tensorwise", "mxfp8", "blockwise"
   bool fp4 = false;
   CrossEntropy cross_entropy = CrossEntropy::Unfused;
+  // cross_entropy_fusion_impl; says nothing unless cross_entropy_loss_fusion is on.
+  CrossEntropy cross_entropy_impl = CrossEntropy::FusedNative;
   std::int64_t loss_chunk = 0;            // tokens per chunk of the chunked linear cross entropy
   VisionMode vision = VisionMode::Absent;
   bool train_mtp = true;

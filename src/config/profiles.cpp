@@ -1,0 +1,189 @@
+#include "config/profiles.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "config/embedded.h"
+#include "config/hardware_io.h"
+#include "config/import.h"
+#include "config/json.h"
+#include "config/model_io.h"
+#include "config/run_io.h"
+#include "config/text.h"
+#include "config/yaml.h"
+#include "core/error.h"
+
+namespace gdn::config {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+bool is_model_setting(const std::string& key) {
+  return key != "source" && !canonical_model_key(key).empty();
+}
+
+// Replaces the value of a model key, whichever of its names the file uses.
+void set_model_key(Node& map, const Setting& s) {
+  std::string name(canonical_model_key(s.key));
+  Node value = Node::scalar(s.value, s.where, s.key);
+  if (s.value.empty()) value.kind = Node::Kind::Null;
+  if (name == "layer_types") map.erase("full_attention_interval");
+  if (name == "full_attention_interval") map.erase("layer_types");
+  for (Entry& e : map.entries)
+    if (canonical_model_key(e.key) == name) {
+      e.value = std::move(value);
+      return;
+    }
+  map.set(name, std::move(value));
+}
+
+ModelProfile read_file(const fs::path& path, const std::vector<Setting>& settings,
+                       const std::optional<fs::path>& run_file) {
+  fs::path file = fs::is_directory(path) ? path / "config.json" : path;
+  std::string text = read_text_file(file), shown = file.string();
+  if (file.extension() != ".json") return read_model_profile(parse_yaml(text, shown), settings, run_file);
+  std::vector<std::string> notes;
+  fs::path parent = fs::absolute(file).parent_path();
+  std::string name = file.stem() == "config" ? parent.filename().string() : file.stem().string();
+  Node map = model_from_hugging_face(parse_json(text, shown), name.empty() ? "model" : name, notes);
+  ModelProfile p = read_model_profile(map, settings, run_file);
+  p.notes.insert(p.notes.begin(), notes.begin(), notes.end());
+  return p;
+}
+
+bool looks_like_path(const std::string& what) {
+  std::error_code ec;
+  return what.find('/') != std::string::npos || what.ends_with(".yaml") || what.ends_with(".yml") ||
+         what.ends_with(".json") || fs::exists(what, ec);
+}
+
+} // namespace
+
+Setting parse_setting(const std::string& text, const std::string& where) {
+  std::size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0)
+    throw Error(ErrorCode::Usage, fmt::format("{}: '{}' is not key=value", where, text.substr(0, 100)),
+                "for example --set micro_batch_size=2");
+  return {text.substr(0, equals), text.substr(equals + 1), where};
+}
+
+ModelProfile read_model_profile(const Node& source, const std::vector<Setting>& settings,
+                                const std::optional<fs::path>& run_file) {
+  Fields check(source); // throws unless a map
+  ModelProfile p;
+  Node map = source, run;
+  if (const Node* n = source.find("run")) run = *n;
+  if (const Node* n = source.find("hardware")) p.hardware = as_string(*n);
+  map.erase("run");
+  map.erase("hardware");
+
+  for (const Setting& s : settings) {
+    if (!is_model_setting(s.key)) continue;
+    set_model_key(map, s);
+    if (s.key == "name" || s.key == "aliases" || !map.find("parameters")) continue;
+    map.erase("parameters");
+    p.notes.push_back(fmt::format("published parameter counts are those of the model without {}={}", s.key, s.value));
+  }
+  p.model = read_model(map);
+
+  apply(p.run, run);
+  if (run_file) apply(p.run, parse_yaml(read_text_file(*run_file), run_file->string()));
+  for (const Setting& s : settings) {
+    if (is_model_setting(s.key)) continue;
+    if (!find_run_key(s.key)) { // neither: the message offers both tables
+      std::vector<std::string> allowed;
+      for (const RunKey& k : run_keys()) allowed.emplace_back(k.name);
+      for (const ModelKey& k : model_keys()) allowed.emplace_back(k.name);
+      fail_unknown_key({s.key, s.where, {}}, "", allowed);
+    }
+    apply(p.run, s.key, s.value, s.where);
+  }
+  resolve_layout(p.run, p.model.layers());
+  return p;
+}
+
+Profiles::Profiles(std::optional<fs::path> folder) {
+  for (const EmbeddedFile& f : embedded_models()) add(models_, "built in: " + f.name + ".yaml", f.text);
+  for (const EmbeddedFile& f : embedded_hardware()) add(hardware_, "built in: " + f.name + ".yaml", f.text);
+  if (!folder) return;
+  bool any = false;
+  for (auto [sub, files] : {std::pair{"models", &models_}, std::pair{"hardware", &hardware_}}) {
+    std::error_code ec;
+    fs::path dir = *folder / sub;
+    if (!fs::is_directory(dir, ec)) continue;
+    any = true;
+    std::vector<fs::path> paths;
+    for (const fs::directory_entry& e : fs::directory_iterator(dir, ec))
+      if (e.path().extension() == ".yaml" || e.path().extension() == ".yml") paths.push_back(e.path());
+    if (ec) throw Error(ErrorCode::Config, fmt::format("{}: cannot be read: {}", dir.string(), ec.message()));
+    std::sort(paths.begin(), paths.end());
+    for (const fs::path& p : paths) add(*files, p.string(), read_text_file(p));
+  }
+  if (!any)
+    throw Error(ErrorCode::Config, fmt::format("{}: no profiles here", folder->string()),
+                "a profile folder has models/*.yaml or hardware/*.yaml");
+}
+
+// Only name and aliases are read here; a profile is checked whole when it is asked for.
+void Profiles::add(std::vector<File>& files, std::string origin, std::string text) {
+  Node map = parse_yaml(text, origin);
+  File f{std::move(origin), std::move(text), {}, {}};
+  Fields fields(map);
+  if (const Node* n = map.find("name")) f.name = as_string(*n);
+  if (const Node* n = map.find("aliases")) f.aliases = as_strings(*n);
+  if (f.name.empty()) map.fail("missing key name");
+  std::erase_if(files, [&](const File& other) { return other.name == f.name; });
+  files.push_back(std::move(f));
+}
+
+const Profiles::File* Profiles::find(const std::vector<File>& files, const std::string& name) {
+  // The last one wins: profiles of a folder come after the built-in ones.
+  for (auto f = files.rbegin(); f != files.rend(); ++f)
+    if (f->name == name || std::find(f->aliases.begin(), f->aliases.end(), name) != f->aliases.end()) return &*f;
+  return nullptr;
+}
+
+namespace {
+
+[[noreturn]] void fail_unknown(const char* what, const std::string& name, const std::vector<Profiles::Listed>& listed) {
+  std::vector<std::string> candidates, names;
+  for (const Profiles::Listed& l : listed) {
+    names.push_back(l.name);
+    candidates.push_back(l.name);
+    candidates.insert(candidates.end(), l.aliases.begin(), l.aliases.end());
+  }
+  throw Error(ErrorCode::Config, fmt::format("unknown {} '{}'{}", what, name.substr(0, 100), did_you_mean(name.substr(0, 100), candidates)),
+              fmt::format("known: {}; or give a file", fmt::join(names, ", ")));
+}
+
+} // namespace
+
+ModelProfile Profiles::model(const std::string& what, const std::vector<Setting>& settings,
+                             const std::optional<fs::path>& run_file) const {
+  if (const File* f = find(models_, what)) return read_model_profile(parse_yaml(f->text, f->origin), settings, run_file);
+  if (looks_like_path(what)) return read_file(what, settings, run_file);
+  fail_unknown("model", what, models());
+}
+
+Hardware Profiles::hardware(const std::string& what) const {
+  if (const File* f = find(hardware_, what)) return read_hardware(parse_yaml(f->text, f->origin));
+  if (looks_like_path(what)) return read_hardware(parse_yaml(read_text_file(what), what));
+  fail_unknown("hardware", what, hardwares());
+}
+
+std::vector<Profiles::Listed> Profiles::models() const {
+  std::vector<Listed> out;
+  for (const File& f : models_) out.push_back({f.name, f.aliases, f.origin});
+  return out;
+}
+
+std::vector<Profiles::Listed> Profiles::hardwares() const {
+  std::vector<Listed> out;
+  for (const File& f : hardware_) out.push_back({f.name, f.aliases, f.origin});
+  return out;
+}
+
+} // namespace gdn::config
