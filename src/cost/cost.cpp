@@ -1,0 +1,176 @@
+#include "cost/cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+namespace gdn::cost {
+
+using model::Family;
+using model::Group;
+
+namespace {
+
+// Families whose limit is device memory: their efficiency is a share of the achieved bandwidth.
+bool memory_bound(Family f) {
+  switch (f) {
+  case Family::Gemm: case Family::GroupedGemm: case Family::Attention: case Family::Rule: return false;
+  default: return true;
+  }
+}
+
+// Used where a profile has no measurement for any provider; each use is printed. Matrix work: the
+// average over layer shapes that SimuMax v1.2 fits on B200; memory: its general share there.
+double default_efficiency(Family f, bool backward) {
+  switch (f) {
+  case Family::Gemm: return 0.60;
+  case Family::GroupedGemm: return 0.45;
+  case Family::Attention: return backward ? 0.45 : 0.60;
+  case Family::Rule: return backward ? 0.08 : 0.10;
+  default: return 0.70;
+  }
+}
+
+double interpolate(const std::vector<std::pair<double, double>>& p, double size) {
+  if (p.size() == 1 || size <= p.front().first) return p.front().second;
+  if (size >= p.back().first) return p.back().second;
+  auto hi = std::upper_bound(p.begin(), p.end(), size, [](double s, const auto& point) { return s < point.first; });
+  auto lo = hi - 1;
+  double t = (std::log(size) - std::log(lo->first)) / (std::log(hi->first) - std::log(lo->first));
+  return lo->second + t * (hi->second - lo->second);
+}
+
+} // namespace
+
+CostModel::CostModel(const config::Hardware& hardware, std::string provider, const config::Parallel& parallel,
+                     DType dtype)
+    : hardware_(hardware), provider_(std::move(provider)), parallel_(parallel) {
+  peak_ = hardware.bf16;
+  if (dtype == DType::FP32) {
+    peak_ = hardware.bf16 / 2; // tf32 units run at half the bf16 rate
+    assume("peak.fp32", "fp32 matrix work runs at half the dense bf16 peak (tf32 units)");
+  }
+  if (hardware.launch_latency <= 0)
+    assume("launch_latency", "no kernel launch latency in the profile: launches are free");
+}
+
+double CostModel::efficiency(Family family, bool backward, double size) const {
+  auto [it, fresh] = curves_.try_emplace(static_cast<int>(family) * 2 + backward);
+  Curve& curve = it->second;
+  if (fresh) {
+    const std::string name{model::name_of(family)}, pass = backward ? "backward" : "forward";
+    auto collect = [&](const std::string& provider, const std::string& wanted) {
+      for (const config::EfficiencyRow& r : hardware_.efficiencies)
+        if (r.provider == provider && r.family == name && r.pass == wanted)
+          curve.points.push_back({r.size.value_or(0), r.value});
+      return !curve.points.empty();
+    };
+    std::string from;
+    for (const std::string& provider : {provider_, std::string("upstream"), std::string("own")}) {
+      if (collect(provider, pass) || collect(provider, "any")) {
+        from = provider;
+        break;
+      }
+    }
+    if (curve.points.empty()) {
+      curve.points.push_back({0, default_efficiency(family, backward)});
+      assume(fmt::format("efficiency.{}.{}.{}", provider_, name, pass),
+             fmt::format("{} {}: {:.2f} of the limit (no measurement in profile '{}')", name, pass,
+                         curve.points[0].second, hardware_.name));
+    } else if (from != provider_) {
+      assume(fmt::format("efficiency.{}.{}.{}", provider_, name, pass),
+             fmt::format("{} {}: efficiency borrowed from provider '{}'", name, pass, from));
+    }
+    std::sort(curve.points.begin(), curve.points.end());
+  }
+  return interpolate(curve.points, std::max(size, 1.0));
+}
+
+Seconds CostModel::seconds(const model::Work& work, bool backward) const {
+  if (work.family == Family::None) return 0;
+  const BytesPerSecond bandwidth = hardware_.achieved_bandwidth > 0 ? hardware_.achieved_bandwidth : hardware_.bandwidth;
+  const double share = efficiency(work.family, backward, work.size);
+  const Bytes traffic = work.traffic;
+  Seconds t;
+  if (memory_bound(work.family)) {
+    t = static_cast<double>(traffic) / (bandwidth * share);
+  } else {
+    t = std::max(work.flops / (peak_ * share), static_cast<double>(traffic) / bandwidth);
+  }
+  return t + work.kernels * hardware_.launch_latency;
+}
+
+Seconds CostModel::stream(Bytes bytes) const {
+  const BytesPerSecond bandwidth = hardware_.achieved_bandwidth > 0 ? hardware_.achieved_bandwidth : hardware_.bandwidth;
+  return static_cast<double>(bytes) / bandwidth;
+}
+
+// Ranks are laid out tp, cp, dp, pp from the inside (megatron-core's order tp-cp-ep-dp-pp): a group
+// spans the product of the sizes inside it times its own; beyond the scale-up domain it crosses the
+// network.
+BytesPerSecond CostModel::link(Group group, std::int64_t ranks) const {
+  std::int64_t inner = 1;
+  switch (group) {
+  case Group::Tp: inner = 1; break;
+  case Group::Cp: inner = parallel_.tp; break;
+  case Group::Dp: inner = parallel_.tp * parallel_.cp; break;
+  case Group::Etp: inner = 1; break;
+  case Group::Ep: inner = parallel_.etp; break;
+  case Group::Edp: inner = parallel_.etp * parallel_.ep; break;
+  case Group::Pp: inner = parallel_.gpus / std::max<std::int64_t>(1, parallel_.pp); break;
+  }
+  const bool inside = inner * ranks <= hardware_.scale_up_domain && hardware_.scale_up > 0;
+  if (inside) return hardware_.scale_up;
+  if (hardware_.network > 0) return hardware_.network;
+  assume("network", fmt::format("profile '{}' names no network: 50 GB/s a GPU", hardware_.name));
+  return 50e9;
+}
+
+Seconds CostModel::seconds(const model::Collective& c) const {
+  if (c.ranks <= 1) return 0;
+  const std::string name{model::name_of(c.kind)};
+  double share = 0;
+  Seconds latency = 0;
+  for (const config::CollectiveRow& r : hardware_.collectives)
+    if (r.kind == name) {
+      share = r.share;
+      latency = r.latency;
+    }
+  if (share <= 0) {
+    share = 0.75; // ring collectives reach 67 to 82 % of the link on A100, H200 and B200 nodes
+    latency = 20e-6;
+    assume("collective." + name, fmt::format("{}: 0.75 of the link's rate and 20 us (no measurement in profile '{}')",
+                                             name, hardware_.name));
+  }
+  const double n = static_cast<double>(c.ranks);
+  double wire = static_cast<double>(c.bytes) * (n - 1) / n; // per rank and direction, ring
+  if (c.kind == model::CollectiveKind::AllReduce) wire *= 2;
+  if (c.kind == model::CollectiveKind::P2p) wire = static_cast<double>(c.bytes);
+  return wire / (link(c.group, c.ranks) * share) + latency;
+}
+
+Seconds CostModel::point_to_point(Bytes bytes) const {
+  return seconds(model::Collective{model::CollectiveKind::P2p, Group::Pp, parallel_.pp, bytes});
+}
+
+UnitTime CostModel::time(const program::UnitTrace& t, const model::Provider& provider) const {
+  UnitTime out;
+  for (const program::Event& e : t.events) {
+    const model::Op& op = t.list->ops[static_cast<size_t>(e.op)];
+    const model::Work work = provider.work(*t.list, op, e.step);
+    const auto& collectives = e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives;
+    Seconds communication = 0;
+    for (const model::Collective& c : collectives) communication += seconds(c);
+    const Seconds total = seconds(work, e.step >= 0) + communication;
+    out.communication += communication;
+    switch (e.pass) {
+    case program::Pass::Forward: out.forward += total; out.forward_flops += work.flops; break;
+    case program::Pass::Backward: out.backward += total; out.backward_flops += work.flops; break;
+    case program::Pass::Replay: out.replay += total; out.replay_flops += work.flops; break;
+    }
+  }
+  return out;
+}
+
+} // namespace gdn::cost

@@ -1,0 +1,64 @@
+#pragma once
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "config/hardware.h"
+#include "config/run.h"
+#include "model/provider.h"
+#include "program/trace.h"
+
+// Time of ops and collectives from a hardware profile: a roofline per op, dense peak and achieved
+// bandwidth times an efficiency by provider, family, pass and size.
+namespace gdn::cost {
+
+// What the times below rest on and no profile states: printed with every result.
+struct Assumption {
+  std::string key;  // "efficiency.upstream.gemm.forward"
+  std::string text; // "gemm forward: 0.60 of the peak (no measurement in profile 'h100')"
+  friend auto operator<=>(const Assumption&, const Assumption&) = default;
+};
+
+// Time of one unit's passes for one micro-batch, and what of it is communication.
+struct UnitTime {
+  Seconds forward = 0, backward = 0, replay = 0; // communication included
+  Seconds communication = 0;                     // of all three
+  Flops forward_flops = 0, backward_flops = 0, replay_flops = 0; // executed
+};
+
+class CostModel {
+public:
+  // `provider`: whose efficiencies ("upstream", "own", "cpu"). A family that the profile has only
+  // for another provider borrows it, as a named assumption.
+  CostModel(const config::Hardware& hardware, std::string provider, const config::Parallel& parallel,
+            DType dtype);
+
+  Seconds seconds(const model::Work& work, bool backward) const;
+  Seconds seconds(const model::Collective& collective) const;
+  // A transfer of `bytes` to the neighbouring pipeline rank.
+  Seconds point_to_point(Bytes bytes) const;
+  // Streaming `bytes` through device memory (optimizer, zeroing).
+  Seconds stream(Bytes bytes) const;
+  UnitTime time(const program::UnitTrace& trace, const model::Provider& provider) const;
+
+  const std::set<Assumption>& assumptions() const { return assumptions_; }
+  FlopsPerSecond peak() const { return peak_; }
+
+private:
+  double efficiency(model::Family family, bool backward, double size) const;
+  BytesPerSecond link(model::Group group, std::int64_t ranks) const;
+  void assume(std::string key, std::string text) const { assumptions_.insert({std::move(key), std::move(text)}); }
+
+  struct Curve {            // efficiency over log(size); one point: constant
+    std::vector<std::pair<double, double>> points;
+  };
+  const config::Hardware& hardware_;
+  std::string provider_;
+  config::Parallel parallel_;
+  FlopsPerSecond peak_ = 0;
+  mutable std::map<int, Curve> curves_; // family * 2 + backward
+  mutable std::set<Assumption> assumptions_;
+};
+
+} // namespace gdn::cost

@@ -1,0 +1,22 @@
+#pragma once
+#include <vector>
+
+#include "core/units.h"
+#include "program/schedule.h"
+
+namespace gdn::cost {
+
+struct PipelineTime {
+  Seconds total = 0;   // first forward to last backward, over all ranks
+  Seconds busy = 0;    // of the busiest rank
+  double bubble() const { return total > 0 ? 1 - busy / total : 0; }
+};
+
+// Runs the real schedule of every rank with its dependencies: a forward of chunk c on rank r waits
+// for the previous virtual stage's forward of the same micro-batch and its transfer; a backward for
+// the next stage's backward. `forward[r][c]`, `backward[r][c]`: seconds of one micro-batch.
+PipelineTime simulate_pipeline(const std::vector<std::vector<program::Slot>>& slots,
+                               const std::vector<std::vector<Seconds>>& forward,
+                               const std::vector<std::vector<Seconds>>& backward, Seconds transfer);
+
+} // namespace gdn::cost

@@ -1,0 +1,232 @@
+#include "plan/estimate.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "cost/pipeline.h"
+#include "model/flops.h"
+#include "model/dims.h"
+
+namespace gdn::plan {
+
+using program::Pass;
+
+namespace {
+
+void require_op_lists(const config::Model& model) {
+  if (model.parameters_only)
+    throw Error(ErrorCode::Config,
+                fmt::format("model '{}' has layers of kind '{}', which have no op list: only its parameters are known",
+                            model.name, model.unmodelled_kind),
+                "plan a model whose layers are gdn, gdn2 or attention, with moe or mlp");
+}
+
+std::string kind_of(const config::Model& model, const PlacedUnit& unit) {
+  if (unit.first_layer < 0) return unit.unit->list->input < 0 ? "embedding" : "head";
+  const size_t i = static_cast<size_t>(unit.first_layer);
+  return fmt::format("{}+{}", name_of(model.mixers[i]), name_of(model.mlps[i]));
+}
+
+} // namespace
+
+Estimator::Estimator(const config::Model& model, const config::Run& run, const config::Hardware& hardware,
+                     std::optional<Bytes> budget)
+    : model_(model), run_(run), hardware_(hardware), budget_(budget.value_or(hardware.memory)),
+      workload_((require_op_lists(model), model), run, model::upstream_provider()),
+      cost_(hardware, "upstream", run.parallel, run.dtype), table_(model::parameter_table(model, run)) {
+  const config::Parallel& p = run.parallel;
+  const int m = static_cast<int>(run.micro_batches()), pp = static_cast<int>(p.pp), vp = static_cast<int>(p.vp);
+  for (int r = 0; r < pp; ++r) {
+    Rank rank;
+    rank.state = model::static_state(table_, model, run, r);
+    rank.chunks = model::chunks_of_rank(model.layers(), p, r);
+    rank.slots = program::one_f_one_b(pp, r, vp, m);
+    const int steady = program::steady_micro_batches(pp, vp, m);
+    rank.steady_slots = program::one_f_one_b(pp, r, vp, steady);
+    ranks_.push_back(std::move(rank));
+  }
+  for (const config::ReserveRow& row : hardware.reserve) outside_.push_back({row.name, row.source, row.bytes});
+  model_flops_per_token_ = model::model_flops_per_token(model, run.seq, run.train_mtp ? model.mtp_layers : 0);
+  const model::Dims d = model::Dims::of(model, run);
+  boundary_bytes_ = d.tokens_sp * d.hidden * size_of(d.dtype);
+}
+
+const cost::UnitTime& Estimator::time_of(const TracedUnit& unit) {
+  auto [it, fresh] = times_.try_emplace(&unit);
+  if (fresh) it->second = cost_.time(unit.trace, workload_.provider());
+  return it->second;
+}
+
+std::string Estimator::describe(const PlacedUnit& unit, int event) const {
+  const std::string kind = kind_of(model_, unit);
+  const std::string what = unit.unit->trace.event_name(event, unit.unit->spans);
+  if (unit.first_layer < 0) return fmt::format("{}: {}", kind, what);
+  return fmt::format("layer {} ({}): {}", unit.first_layer, kind, what);
+}
+
+RankEstimate Estimator::evaluate_rank(const Rank& rank, std::int64_t index, const Setting& setting,
+                                      std::vector<Seconds>& forward, std::vector<Seconds>& backward) {
+  RankEstimate out;
+  out.rank = index;
+  out.state = rank.state;
+  CategoryBytes base;
+  base[Category::Parameters] = rank.state.dense.parameters + rank.state.expert.parameters;
+  base[Category::Gradients] = rank.state.dense.gradients + rank.state.expert.gradients;
+  base[Category::Optimizer] = rank.state.dense.optimizer + rank.state.expert.optimizer;
+
+  std::vector<std::vector<PlacedUnit>> placed;
+  std::vector<std::vector<const program::UnitSummary*>> summaries;
+  for (const model::Chunk& c : rank.chunks) {
+    placed.push_back(workload_.units(c, setting));
+    summaries.emplace_back();
+    Seconds f = 0, b = 0;
+    for (const PlacedUnit& u : placed.back()) {
+      summaries.back().push_back(&u.unit->summary);
+      const cost::UnitTime& t = time_of(*u.unit);
+      f += t.forward;
+      b += t.backward + t.replay;
+      out.forward += t.forward;
+      out.backward += t.backward;
+      out.replay += t.replay;
+      out.hardware_flops += t.forward_flops + t.backward_flops + t.replay_flops;
+      out.retained_per_micro_batch += u.unit->summary.retained.total();
+    }
+    out.layers += c.layers;
+    forward.push_back(f);
+    backward.push_back(b);
+  }
+  const program::Walk walk = program::walk(summaries, rank.steady_slots, base);
+  out.peak = walk.overall;
+  auto phase_of = [&](const program::StepPeak& peak) -> std::string {
+    const program::Slot& s = rank.steady_slots[static_cast<size_t>(peak.slot)];
+    const PlacedUnit& u = placed[static_cast<size_t>(s.chunk)][static_cast<size_t>(peak.unit)];
+    if (u.first_layer < 0 && u.unit->list->output < 0) return "loss";
+    return std::string(program::name_of(peak.pass));
+  };
+  auto note = [&](const program::StepPeak& peak, Bytes& phase) {
+    if (peak.slot < 0) return;
+    (phase_of(peak) == "loss" ? out.loss_peak : phase) = std::max(phase_of(peak) == "loss" ? out.loss_peak : phase, peak.bytes);
+  };
+  note(walk.forward, out.forward_peak);
+  note(walk.backward, out.backward_peak);
+  note(walk.replay, out.replay_peak);
+  out.optimizer_peak = base.total() + walk.end_level;
+
+  const program::Slot& slot = rank.steady_slots[static_cast<size_t>(out.peak.slot)];
+  const PlacedUnit& unit = placed[static_cast<size_t>(slot.chunk)][static_cast<size_t>(out.peak.unit)];
+  out.peak_phase = phase_of(out.peak);
+  out.peak_event = describe(unit, out.peak.event);
+  // The tensors of the peaking unit that are alive at its peak, largest first.
+  const program::UnitTrace& t = unit.unit->trace;
+  for (size_t i = 0; i < t.buffers.size(); ++i) {
+    const program::Buffer& b = t.buffers[i];
+    const bool discarded = b.drop >= 0 && out.peak.event > b.drop && (b.refill < 0 || out.peak.event < b.refill);
+    if (b.alloc <= out.peak.event && b.last >= out.peak.event && !discarded)
+      out.largest.push_back({t.buffer_name(static_cast<program::BufferId>(i)), b.bytes});
+  }
+  if (Bytes scratch = t.events[static_cast<size_t>(out.peak.event)].scratch) out.largest.push_back({"(scratch)", scratch});
+  std::stable_sort(out.largest.begin(), out.largest.end(), [](auto& a, auto& b) { return a.second > b.second; });
+  if (out.largest.size() > 3) out.largest.resize(3);
+
+  std::int64_t now = 0;
+  for (const program::Slot& s : rank.steady_slots) {
+    now += s.pass == Pass::Forward ? 1 : -1;
+    out.in_flight = std::max(out.in_flight, now);
+  }
+  return out;
+}
+
+Estimate Estimator::evaluate(const Setting& setting) {
+  Estimate e;
+  e.setting = setting;
+  e.budget_bytes = budget_;
+  std::vector<std::vector<Seconds>> forward, backward;
+  std::vector<std::vector<program::Slot>> slots;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    forward.emplace_back();
+    backward.emplace_back();
+    e.ranks.push_back(evaluate_rank(ranks_[r], static_cast<std::int64_t>(r), setting, forward.back(), backward.back()));
+    slots.push_back(ranks_[r].slots);
+    if (e.ranks[r].peak.bytes > e.ranks[static_cast<size_t>(e.worst)].peak.bytes) e.worst = static_cast<std::int64_t>(r);
+  }
+  // Memory: the worst rank decides.
+  const RankEstimate& worst = e.worst_rank();
+  e.peak_bytes = worst.peak.bytes;
+  e.categories = worst.peak.by;
+  e.outside = outside_;
+  Bytes outside = 0;
+  for (const OutsideRow& row : outside_) outside += row.bytes;
+  e.allocator_bytes = static_cast<Bytes>(static_cast<double>(e.peak_bytes) * hardware_.allocator_reserve);
+  e.categories[Category::Context] = outside;
+  e.categories[Category::Allocator] = e.allocator_bytes;
+  e.total_bytes = e.peak_bytes + outside + e.allocator_bytes;
+  e.fits = e.total_bytes <= e.budget_bytes;
+  e.tight = e.fits && static_cast<double>(e.total_bytes) > 0.95 * static_cast<double>(e.budget_bytes);
+
+  // Time: the schedule, then gradient reduction and the optimizer of the rank with most state.
+  const config::Parallel& p = run_.parallel;
+  const cost::PipelineTime pipeline = cost::simulate_pipeline(slots, forward, backward, cost_.point_to_point(boundary_bytes_));
+  e.bubble = pipeline.bubble();
+  const double m = static_cast<double>(run_.micro_batches());
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    const model::StaticState& s = ranks_[r].state;
+    const std::int64_t dense_ranks = p.dp() * p.cp, expert_ranks = p.edp();
+    const auto kind = run_.optimizer.distributed ? model::CollectiveKind::ReduceScatter : model::CollectiveKind::AllReduce;
+    Seconds reduce = cost_.seconds(model::Collective{kind, model::Group::Dp, dense_ranks, s.dense.gradients}) +
+                     cost_.seconds(model::Collective{kind, model::Group::Edp, expert_ranks, s.expert.gradients});
+    if (run_.optimizer.distributed)
+      reduce += cost_.seconds(model::Collective{model::CollectiveKind::AllGather, model::Group::Dp, dense_ranks, s.dense.parameters}) +
+                cost_.seconds(model::Collective{model::CollectiveKind::AllGather, model::Group::Edp, expert_ranks, s.expert.parameters});
+    // Adam reads and writes its states and reads the gradients of its shard.
+    const Seconds update = cost_.stream(2 * (s.dense.optimizer + s.expert.optimizer) +
+                                        (s.dense.gradients / std::max<std::int64_t>(1, dense_ranks) +
+                                         s.expert.gradients / std::max<std::int64_t>(1, expert_ranks)));
+    e.reduce_seconds = std::max(e.reduce_seconds, reduce);
+    e.optimizer_seconds = std::max(e.optimizer_seconds, update);
+    e.recompute_seconds = std::max(e.recompute_seconds, e.ranks[r].replay * m);
+  }
+  e.step_seconds = pipeline.total + e.reduce_seconds + e.optimizer_seconds;
+  const double tokens = static_cast<double>(run_.global_batch * run_.seq), gpus = static_cast<double>(p.gpus);
+  e.tokens_per_second = tokens / e.step_seconds;
+  e.tokens_per_second_per_gpu = e.tokens_per_second / gpus;
+  const Flops model_flops = 3 * model_flops_per_token_ * tokens;
+  e.model_tflops_per_gpu = model_flops / e.step_seconds / gpus / 1e12;
+  e.mfu = model_flops / e.step_seconds / gpus / cost_.peak();
+  Flops hardware = 0;
+  for (const RankEstimate& r : e.ranks) hardware += r.hardware_flops * m;
+  const double replicas = gpus / static_cast<double>(p.pp);
+  e.hfu = hardware * replicas / e.step_seconds / gpus / cost_.peak();
+  return e;
+}
+
+std::vector<LayerEstimate> Estimator::layers(const Setting& setting) {
+  std::vector<LayerEstimate> out;
+  for (const model::Chunk& chunk : model::pipeline_chunks(model_.layers(), run_.parallel)) {
+    for (const PlacedUnit& u : workload_.units(chunk, setting)) {
+      const cost::UnitTime& t = time_of(*u.unit);
+      const double share = 1.0 / static_cast<double>(std::max<std::int64_t>(1, u.layers));
+      for (std::int64_t i = 0; i < std::max<std::int64_t>(1, u.layers); ++i) {
+        PlacedUnit one = u;
+        if (u.first_layer >= 0) one.first_layer += i;
+        // Under one span over several layers only the first layer's input is kept.
+        out.push_back({one.first_layer, kind_of(model_, one), i == 0 ? u.unit->summary.retained.total() : 0,
+                       i == 0 ? u.unit->summary.input_bytes : 0, t.forward * share, t.backward * share, t.replay * share});
+      }
+    }
+  }
+  return out;
+}
+
+std::vector<cost::Assumption> Estimator::assumptions() const {
+  std::vector<cost::Assumption> out(cost_.assumptions().begin(), cost_.assumptions().end());
+  out.push_back({"allocator", fmt::format("caching allocator: {:.0f} % of allocated held in reserve", hardware_.allocator_reserve * 100)});
+  out.push_back({"routing", run_.moe_imbalance == 1 ? "balanced routing: every rank gets the same number of rows"
+                                                    : fmt::format("routing imbalance factor {:.2f}", run_.moe_imbalance)});
+  out.push_back({"overlap", "no overlap of communication with compute"});
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+} // namespace gdn::plan

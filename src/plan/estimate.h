@@ -1,0 +1,111 @@
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/hardware.h"
+#include "cost/cost.h"
+#include "model/parameters.h"
+#include "model/static_state.h"
+#include "plan/workload.h"
+
+namespace gdn::plan {
+
+// What one decoder layer (or end of the model) keeps and costs for one micro-batch.
+struct LayerEstimate {
+  std::int64_t index = -1;      // decoder layer; -1: embedding or head
+  std::string kind;             // "gdn+moe", "attention+mlp", "embedding", "head"
+  Bytes retained = 0;           // its input included, its output not
+  Bytes input = 0;
+  Seconds forward = 0, backward = 0, replay = 0;
+};
+
+// One pipeline rank.
+struct RankEstimate {
+  std::int64_t rank = 0;
+  std::int64_t layers = 0;
+  model::StaticState state = {};
+  program::StepPeak peak = {};          // static state included
+  std::string peak_phase;               // "forward", "loss", "backward", "replay", "optimizer"
+  std::string peak_event;               // "layer 3 (gdn+moe), backward rule.backward"
+  Bytes forward_peak = 0, loss_peak = 0, backward_peak = 0, replay_peak = 0, optimizer_peak = 0;
+  std::vector<std::pair<std::string, Bytes>> largest = {}; // tensors alive at the peak, largest first
+  Bytes retained_per_micro_batch = 0;
+  std::int64_t in_flight = 0;           // micro-batches (chunk forwards with vp > 1)
+  Seconds forward = 0, backward = 0, replay = 0; // per micro-batch, all chunks
+  Flops hardware_flops = 0;             // per micro-batch
+};
+
+struct OutsideRow {
+  std::string name, source;
+  Bytes bytes = 0;
+};
+
+struct Estimate {
+  Setting setting;
+  std::vector<RankEstimate> ranks;
+  std::int64_t worst = 0;               // index into ranks
+  // Memory of the worst rank.
+  Bytes peak_bytes = 0;                 // allocated: what the tensors need
+  CategoryBytes categories = {};        // at the peak; context and allocator included
+  std::vector<OutsideRow> outside = {}; // context, communicators, workspaces
+  Bytes allocator_bytes = 0;            // 4 % of allocated unless the profile says otherwise
+  Bytes total_bytes = 0;                // allocated + outside + allocator
+  Bytes budget_bytes = 0;
+  bool fits = false, tight = false;
+  // Time.
+  Seconds step_seconds = 0, recompute_seconds = 0;  // recompute: replays of the busiest rank
+  Seconds communication_seconds = 0, optimizer_seconds = 0, reduce_seconds = 0;
+  double bubble = 0;
+  double tokens_per_second = 0, tokens_per_second_per_gpu = 0;
+  double model_tflops_per_gpu = 0, mfu = 0, hfu = 0;
+
+  const RankEstimate& worst_rank() const { return ranks[static_cast<size_t>(worst)]; }
+  Bytes margin() const { return budget_bytes - total_bytes; }
+};
+
+// Prices settings of one (model, run, hardware). Everything that does not depend on the recompute
+// setting is done once.
+class Estimator {
+public:
+  // `budget`: bytes one GPU may use; unset: the profile's total. The arguments must outlive this.
+  // Throws Error{Config} when a layer of the model has no op list, naming its kind.
+  Estimator(const config::Model& model, const config::Run& run, const config::Hardware& hardware,
+            std::optional<Bytes> budget = {});
+
+  Estimate evaluate(const Setting& setting);
+  std::vector<LayerEstimate> layers(const Setting& setting); // in model order, every rank
+  Workload& workload() { return workload_; }
+  const cost::CostModel& cost() const { return cost_; }
+  const config::Hardware& hardware() const { return hardware_; }
+  // Every assumption the figures rest on, sorted.
+  std::vector<cost::Assumption> assumptions() const;
+
+private:
+  struct Rank {
+    model::StaticState state;
+    std::vector<model::Chunk> chunks;
+    std::vector<program::Slot> slots;        // for time: all micro-batches
+    std::vector<program::Slot> steady_slots; // for the peak: the steady period once
+  };
+  RankEstimate evaluate_rank(const Rank& rank, std::int64_t index, const Setting& setting,
+                             std::vector<Seconds>& forward, std::vector<Seconds>& backward);
+  const cost::UnitTime& time_of(const TracedUnit& unit);
+  std::string describe(const PlacedUnit& unit, int event) const;
+
+  const config::Model& model_;
+  const config::Run& run_;
+  const config::Hardware& hardware_;
+  Bytes budget_;
+  Workload workload_;
+  cost::CostModel cost_;
+  model::ParameterTable table_;
+  std::vector<Rank> ranks_;
+  std::vector<OutsideRow> outside_;
+  Flops model_flops_per_token_ = 0;
+  Bytes boundary_bytes_ = 0;                 // hidden states sent to the next stage
+  std::map<const TracedUnit*, cost::UnitTime> times_;
+};
+
+} // namespace gdn::plan

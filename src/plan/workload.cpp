@@ -1,0 +1,101 @@
+#include "plan/workload.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "model/concat.h"
+#include "model/megatron/ends.h"
+#include "model/megatron/layer.h"
+#include "model/spans.h"
+
+namespace gdn::plan {
+
+using config::Granularity;
+using model::OpList;
+using model::Span;
+
+Workload::Workload(const config::Model& model, const config::Run& run, const model::Provider& provider)
+    : model_(model), run_(run), provider_(provider),
+      embedding_(model::megatron::embedding_unit(model, run)), head_(model::megatron::head_unit(model, run)) {
+  for (std::int64_t i = 0; i < model.layers(); ++i) layer_list(i);
+}
+
+const OpList& Workload::layer_list(std::int64_t layer) {
+  const auto key = std::pair(model_.mixers[static_cast<size_t>(layer)], model_.mlps[static_cast<size_t>(layer)]);
+  auto it = layers_.find(key);
+  if (it == layers_.end())
+    it = layers_.emplace(key, model::megatron::decoder_layer(model_, run_, key.first, key.second)).first;
+  return it->second;
+}
+
+const TracedUnit& Workload::traced(const OpList& list, std::vector<Span> spans, bool input_gradient) {
+  std::string key = input_gradient ? "" : "no input gradient|";
+  for (const Span& s : spans) key += fmt::format("{}:{}-{}:{}:{}|", s.name, s.first, s.last, static_cast<int>(s.kind), s.hook);
+  std::unique_ptr<TracedUnit>& unit = traced_[{&list, std::move(key)}];
+  if (!unit) {
+    unit = std::make_unique<TracedUnit>();
+    unit->list = &list;
+    unit->spans = std::move(spans);
+    program::TraceOptions options;
+    options.input_gradient = input_gradient;
+    unit->trace = program::trace(list, unit->spans, provider_, options);
+    unit->summary = program::summarise(unit->trace);
+  }
+  return *unit;
+}
+
+std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting& setting) {
+  std::vector<PlacedUnit> out;
+  const bool full = setting.granularity == Granularity::Full;
+  auto selective = [&](const OpList& list) {
+    return full ? std::vector<Span>{} : model::spans_for(list, setting.modules, setting.user_spans, run_.stack);
+  };
+  if (chunk.is_first) out.push_back({&traced(embedding_, {}, false)});
+  for (std::int64_t i = 0; i < chunk.layers;) {
+    const std::int64_t layer = chunk.first + i;
+    const bool block = full && setting.method == "block";
+    if (!full || (block && i >= setting.num_layers)) {
+      const OpList& list = layer_list(layer);
+      out.push_back({&traced(list, selective(list), true), layer, 1});
+      ++i;
+      continue;
+    }
+    const std::int64_t n = block ? 1 : std::min(setting.num_layers, chunk.layers - i);
+    std::vector<const OpList*> members;
+    for (std::int64_t k = 0; k < n; ++k) members.push_back(&layer_list(layer + k));
+    const OpList* list = members[0];
+    if (n > 1) {
+      auto it = groups_.find(members);
+      if (it == groups_.end()) it = groups_.emplace(members, model::concat(members)).first;
+      list = &it->second;
+    }
+    const bool native = run_.stack == "native";
+    Span whole{"full", 0, static_cast<int>(list->ops.size()) - 1, model::SpanKind::WholeBlock, -1,
+               native ? model::ReplayExtent::Needed : model::ReplayExtent::All, !native};
+    out.push_back({&traced(*list, {whole}, true), layer, n});
+    i += n;
+  }
+  if (chunk.is_last) out.push_back({&traced(head_, selective(head_), true)});
+  return out;
+}
+
+std::int64_t Workload::layers_with(const std::string& module) const {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < model_.layers(); ++i) {
+    const auto key = std::pair(model_.mixers[static_cast<size_t>(i)], model_.mlps[static_cast<size_t>(i)]);
+    count += model::acts_on(module, layers_.at(key), run_.stack);
+  }
+  return count;
+}
+
+std::vector<std::string> Workload::op_names() const {
+  std::vector<std::string> names;
+  for (const auto& [key, list] : layers_)
+    for (const model::Op& op : list.ops)
+      if (std::find(names.begin(), names.end(), op.name) == names.end()) names.push_back(op.name);
+  return names;
+}
+
+} // namespace gdn::plan
