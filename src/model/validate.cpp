@@ -36,10 +36,14 @@ bool any_rejected(const std::vector<Violation>& violations) {
 std::vector<Violation> validate(const config::Model& model, const config::Run& run) {
   rules::Check c(model, run);
   const config::Parallel& p = run.parallel;
-  for (auto [key, value] : {std::pair{"parallel.tp", p.tp}, {"parallel.cp", p.cp}, {"parallel.pp", p.pp},
-                            {"parallel.vp", p.vp}, {"parallel.ep", p.ep}, {"parallel.etp", p.etp},
-                            {"parallel.gpus", p.gpus}, {"micro_batch", run.micro_batch},
-                            {"global_batch", run.global_batch}, {"seq", run.seq}})
+  for (auto [key, value] : {std::pair{"tensor_model_parallel_size", p.tp},
+                            {"context_parallel_size", p.cp},
+                            {"pipeline_model_parallel_size", p.pp},
+                            {"virtual_pipeline_model_parallel_size", p.vp},
+                            {"expert_model_parallel_size", p.ep},
+                            {"expert_tensor_parallel_size", p.etp},
+                            {"gpus", p.gpus}, {"micro_batch_size", run.micro_batch},
+                            {"global_batch_size", run.global_batch}, {"seq_length", run.seq}})
     if (value < 1)
       c.reject("parallel.positive", Exception::AssertionError, key, fmt::format("{}", value), "must be positive", ">= 1");
   if (!c.found.empty()) return c.found; // nothing else can be computed

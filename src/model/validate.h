@@ -27,7 +27,7 @@ struct Violation {
   std::string rule;       // "recompute.8", "offload.3", "gdn.5", "parallel.batch", "plan.l2norm"
   Exception exception = Exception::ValueError;
   Verdict verdict = Verdict::Rejected;
-  std::string key;        // "recompute.modules"
+  std::string key;        // as in a run file: "recompute_modules"
   std::string value;      // the offending value
   std::string message;    // what is wrong
   std::string allowed;    // what would be legal, if it can be listed

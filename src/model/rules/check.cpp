@@ -52,7 +52,8 @@ bool Check::lists(std::string_view name) const {
 bool Check::offloads(std::string_view name) const { return contains(run.offload_modules, name); }
 
 bool Check::captures_whole_layers() const {
-  return graphs() && (run.cuda_graph_scope.empty() || run.cuda_graph_impl == "full_iteration");
+  return graphs() && (run.cuda_graph_scope.empty() || run.cuda_graph_impl == "full_iteration" ||
+                      contains(run.cuda_graph_scope, "full_iteration"));
 }
 
 bool Check::captured(std::string_view scope) const {

@@ -55,10 +55,10 @@ void check_variant_and_heads(Check& c) {
   const std::string& given = c.run.attention_variant;
   const Revision& revision = c.run.revision;
   if (c.megatron && given == "gated_delta_net" && revision.base == "main") // row 1
-    c.warn("gdn.1", "attention_variant", given, "DeprecationWarning: the name is now gdn");
+    c.warn("gdn.1", "experimental_attention_variant", given, "DeprecationWarning: the name is now gdn");
   const std::vector<std::string> known = known_variants(revision);
   if (c.megatron && !given.empty() && !contains(known, given))
-    c.reject("gdn.variant", Exception::ValueError, "attention_variant", given,
+    c.reject("gdn.variant", Exception::ValueError, "experimental_attention_variant", given,
              fmt::format("is not a variant of {}", revision.text()), fmt::format("{}", fmt::join(known, ", ")),
              nearest(given, known));
   else if (c.megatron && c.has_gdn2 && !contains(known, "gdn2"))
@@ -68,20 +68,20 @@ void check_variant_and_heads(Check& c) {
   const config::AttentionShape& a = c.model.attention;
   const std::int64_t tp = c.run.parallel.tp;
   if (c.has_attention && a.heads % tp != 0)
-    c.reject("gdn.2", Exception::ValueError, "parallel.tp", number(tp),
+    c.reject("gdn.2", Exception::ValueError, "tensor_model_parallel_size", number(tp),
              fmt::format("does not divide num_attention_heads = {}", a.heads));
   if (c.has_attention && a.kv_heads % tp != 0 && tp % a.kv_heads != 0)
-    c.reject("gdn.2", Exception::ValueError, "parallel.tp", number(tp),
+    c.reject("gdn.2", Exception::ValueError, "tensor_model_parallel_size", number(tp),
              fmt::format("is neither a divisor nor a multiple of num_query_groups = {}", a.kv_heads));
 }
 
 void check_gdn_dimensions(Check& c) {
   const bool present = c.has_gdn || c.has_gdn2;
   if (!present && c.variant == "gdn") // row 3
-    c.reject("gdn.3", Exception::AssertionError, "attention_variant", c.run.attention_variant,
+    c.reject("gdn.3", Exception::AssertionError, "experimental_attention_variant", c.run.attention_variant,
              "needs linear_attention_freq: the model has no GDN layer");
   if (!present && c.variant == "gdn2")
-    c.reject("gdn.3", Exception::ValueError, "attention_variant", c.run.attention_variant,
+    c.reject("gdn.3", Exception::ValueError, "experimental_attention_variant", c.run.attention_variant,
              "needs linear_attention_freq: the model has no GDN2 layer");
   if (c.settings.linear_attention_freq) check_frequency(c, *c.settings.linear_attention_freq);
   if (!present) return;
@@ -105,7 +105,7 @@ void check_gdn_dimensions(Check& c) {
   // Row 5: the cp factor applies where context parallelism splits heads.
   const config::Parallel& p = c.run.parallel;
   const std::int64_t degree = p.tp * (splits_heads(c) ? p.cp : 1);
-  const char* key = degree == p.tp ? "parallel.tp" : "parallel.tp x parallel.cp";
+  const char* key = degree == p.tp ? "tensor_model_parallel_size" : "tensor_model_parallel_size x context_parallel_size";
   for (auto [name, symbol, heads] : {std::tuple{"linear_num_key_heads", "hk", s.key_heads},
                                      {"linear_num_value_heads", "hv", s.value_heads}})
     if (heads % degree != 0)
@@ -170,7 +170,7 @@ void check_gdn_construction(Check& c) {
     else sections.insert(sections.end(), {{"beta", s.value_heads}, {"alpha", s.value_heads}});
     for (auto [name, size] : sections)
       if (size / p.tp % p.cp != 0)
-        c.reject("gdn.12", Exception::AssertionError, "parallel.cp", number(p.cp),
+        c.reject("gdn.12", Exception::AssertionError, "context_parallel_size", number(p.cp),
                  fmt::format("does not divide section {} of in_proj, {} wide at tp {}", name, size / p.tp, p.tp));
   }
   // Row 13: FLA's kernels.
@@ -187,9 +187,9 @@ void check_gdn_forward(Check& c) {
   if (!c.has_gdn && !c.has_gdn2) return;
   const config::StackSettings& o = c.settings;
   if (o.packed && c.run.micro_batch != 1)
-    c.reject("gdn.14", Exception::AssertionError, "micro_batch", number(c.run.micro_batch), "packed input is one row", "1");
+    c.reject("gdn.14", Exception::AssertionError, "micro_batch_size", number(c.run.micro_batch), "packed input is one row", "1");
   if (o.packed && c.run.deterministic)
-    c.reject("gdn.14", Exception::AssertionError, "deterministic", "true", "the deterministic rule knows no packed input");
+    c.reject("gdn.14", Exception::AssertionError, "deterministic_mode", "true", "the deterministic rule knows no packed input");
   if (!c.megatron || c.run.revision.base != "dev") return;
   if (o.cp_partition == "contiguous" && o.linear_cp_mode == "headwise")
     c.reject("gdn.15", Exception::ValueError, "cp_partition", "contiguous", "head-wise GDN needs the zig-zag partition", "zigzag");
@@ -197,7 +197,7 @@ void check_gdn_forward(Check& c) {
     c.reject("gdn.15", Exception::AssertionError, "conv_pad_alignment", "true",
              "does not combine with chunkwise context parallelism");
   if (c.run.parallel.cp > 1 && o.linear_cp_mode == "chunkwise" && !o.packed && c.run.micro_batch > 1)
-    c.reject("gdn.15", Exception::ValueError, "micro_batch", number(c.run.micro_batch),
+    c.reject("gdn.15", Exception::ValueError, "micro_batch_size", number(c.run.micro_batch),
              "chunkwise context parallelism of unpacked input takes one sequence at a time", "1");
 }
 

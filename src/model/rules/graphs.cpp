@@ -14,7 +14,7 @@ void check_cuda_graphs(Check& c) {
   if (!contains(impls, impl))
     c.reject("graphs.impl", Exception::AssertionError, "cuda_graph_impl", impl, "is no implementation",
              fmt::format("{}", fmt::join(impls, ", ")), nearest(impl, impls));
-  const std::vector<std::string> scopes{"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"};
+  const std::vector<std::string> scopes{"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration"};
   for (const std::string& scope : c.run.cuda_graph_scope)
     if (!contains(scopes, scope))
       c.reject("graphs.scope", Exception::AssertionError, "cuda_graph_scope", scope, "is no scope",
@@ -27,7 +27,7 @@ void check_cuda_graphs(Check& c) {
     c.reject("recompute.23", Exception::AssertionError, "cuda_graph_impl", impl,
              "full recompute works with full-iteration graphs only", "full_iteration, none");
   if (impl == "transformer_engine" && c.lists("moe") && contains(c.run.cuda_graph_scope, "moe_router"))
-    c.reject("recompute.24", Exception::AssertionError, "recompute.modules", "moe",
+    c.reject("recompute.24", Exception::AssertionError, "recompute_modules", "moe",
              "the recomputed module covers the captured moe_router");
   // Row 25: a captured replay cannot draw random numbers.
   if (c.lists("core_attn") && c.captured("attn") && c.run.attention_dropout > 0)
@@ -43,7 +43,7 @@ void check_cuda_graphs(Check& c) {
   // Row 26: the shared expert is captured with the router unless it overlaps.
   const bool shared_captured = !c.run.moe_shared_expert_overlap && (c.captured("moe_router") || c.captured("moe"));
   if (c.settings.gtp > 1 && impl == "local" && (c.fp8 || c.run.fp4) && shared_captured && c.lists("shared_experts"))
-    c.reject("recompute.26", Exception::AssertionError, "recompute.modules", "shared_experts",
+    c.reject("recompute.26", Exception::AssertionError, "recompute_modules", "shared_experts",
              "the captured shared expert cannot be recomputed under fp8 or fp4 with GTP");
 }
 
@@ -56,21 +56,21 @@ void check_expert_overlap(Check& c) {
              fmt::format("overlap_moe_expert_parallel_comm: {}", message), allowed);
   };
   if (!version_at_least(c.settings.torch_version, "2.6")) reject("torch_version", c.settings.torch_version, "needs PyTorch 2.6", ">= 2.6");
-  if (p.pp > 1 && p.vp == 1) reject("parallel.vp", "1", "pipeline parallelism needs virtual stages", "> 1");
-  if (p.ep == 1) reject("parallel.ep", "1", "there is no expert parallelism to overlap", "> 1");
+  if (p.pp > 1 && p.vp == 1) reject("virtual_pipeline_model_parallel_size", "1", "pipeline parallelism needs virtual stages", "> 1");
+  if (p.ep == 1) reject("expert_model_parallel_size", "1", "there is no expert parallelism to overlap", "> 1");
   if (c.run.moe_token_dispatcher != "alltoall" && c.run.moe_token_dispatcher != "flex")
-    reject("moe_token_dispatcher", c.run.moe_token_dispatcher, "unsupported dispatcher", "alltoall, flex");
-  if (c.full) reject("recompute.granularity", "full", "full recompute is not supported", "none, selective");
-  if (!r.method.empty()) reject("recompute.method", r.method, "no method may be set", "unset");
-  if (r.num_layers) reject("recompute.num_layers", fmt::format("{}", *r.num_layers), "no layer count may be set", "unset");
+    reject("moe_token_dispatcher_type", c.run.moe_token_dispatcher, "unsupported dispatcher", "alltoall, flex");
+  if (c.full) reject("recompute_granularity", "full", "full recompute is not supported", "none, selective");
+  if (!r.method.empty()) reject("recompute_method", r.method, "no method may be set", "unset");
+  if (r.num_layers) reject("recompute_num_layers", fmt::format("{}", *r.num_layers), "no layer count may be set", "unset");
   // Tested whatever the granularity is.
   if (c.lists("moe") || (r.modules && contains(*r.modules, "moe")))
-    reject("recompute.modules", "moe", "whole-MoE recompute cannot be combined");
+    reject("recompute_modules", "moe", "whole-MoE recompute cannot be combined");
   if (c.run.dtype != DType::BF16 && c.run.dtype != DType::FP16)
-    reject("dtype", std::string(name_of(c.run.dtype)), "needs 16-bit training", "bf16, fp16");
+    reject("params_dtype", std::string(name_of(c.run.dtype)), "needs 16-bit training", "bf16, fp16");
   if (c.run.moe_shared_expert_overlap) reject("moe_shared_expert_overlap", "true", "both overlaps cannot be combined", "false");
   if (c.run.train_mtp && c.model.mtp_layers > 1)
-    reject("mtp_layers", fmt::format("{}", c.model.mtp_layers), "at most one MTP layer", "0, 1");
+    reject("mtp_num_hidden_layers", fmt::format("{}", c.model.mtp_layers), "at most one MTP layer", "0, 1");
 }
 
 } // namespace gdn::model::rules

@@ -31,7 +31,7 @@ void check_offload(Check& c) {
                                          "attn_norm", "mlp_norm",  "qkv_linear", "gdp_qkv"};
   const std::string allowed_text = fmt::format("{}", fmt::join(allowed, ", "));
   if (c.run.cpu_offloading)
-    c.reject("offload.1", Exception::AssertionError, "fine_grained_offload", "true", "does not combine with cpu_offloading");
+    c.reject("offload.1", Exception::AssertionError, "fine_grained_activation_offloading", "true", "does not combine with cpu_offloading");
   if (c.run.offload_modules.empty())
     c.reject("offload.1", Exception::AssertionError, key, "[]", "fine-grained offload needs modules", allowed_text);
   for (const std::string& name : c.run.offload_modules)

@@ -12,7 +12,7 @@ namespace gdn::model::rules {
 
 namespace {
 
-const char* const kModules = "recompute.modules";
+const char* const kModules = "recompute_modules";
 
 std::string name_of_granularity(config::Granularity g) {
   switch (g) {
@@ -42,19 +42,19 @@ void check_granularity(Check& c) {
   // Row 2: the reader refuses other spellings; this catches a value made by hand.
   if (r.granularity != config::Granularity::None && r.granularity != config::Granularity::Selective &&
       r.granularity != config::Granularity::Full)
-    c.reject("recompute.2", Exception::ValueError, "recompute.granularity", name_of_granularity(r.granularity),
+    c.reject("recompute.2", Exception::ValueError, "recompute_granularity", name_of_granularity(r.granularity),
              "is no granularity", "none, selective, full");
   if (!r.method.empty() && r.method != "block" && r.method != "uniform") // row 3
-    c.reject("recompute.3", Exception::ValueError, "recompute.method", r.method, "is no method", "uniform, block",
+    c.reject("recompute.3", Exception::ValueError, "recompute_method", r.method, "is no method", "uniform, block",
              nearest(r.method, {"uniform", "block"}));
   if (c.full && r.method.empty()) // row 4
-    c.reject("recompute.4", Exception::ValueError, "recompute.method", "null", "full granularity needs a method",
+    c.reject("recompute.4", Exception::ValueError, "recompute_method", "null", "full granularity needs a method",
              "uniform, block");
   if (c.full && !r.num_layers) // row 5
-    c.reject("recompute.5", Exception::ValueError, "recompute.num_layers", "null",
+    c.reject("recompute.5", Exception::ValueError, "recompute_num_layers", "null",
              "full granularity needs the number of layers", ">= 1");
   if (r.granularity == config::Granularity::Selective && r.num_layers)
-    c.reject("recompute.5", Exception::ValueError, "recompute.num_layers", fmt::format("{}", *r.num_layers),
+    c.reject("recompute.5", Exception::ValueError, "recompute_num_layers", fmt::format("{}", *r.num_layers),
              "belongs to full granularity", "unset");
   if (c.run.distribute_saved_activations && c.run.parallel.sequence_parallel) // row 6
     c.reject("recompute.6", Exception::ValueError, "distribute_saved_activations", "true",
@@ -142,7 +142,7 @@ void check_other_forms(Check& c) {
         c.reject("recompute.19", Exception::ValueError, "mhc_recompute_layer_num", *text, "is no positive integer", ">= 1");
     }
     if (c.run.fine_grained_offload)
-      c.reject("recompute.19", Exception::NotImplementedError, "fine_grained_offload", "true",
+      c.reject("recompute.19", Exception::NotImplementedError, "fine_grained_activation_offloading", "true",
                "is not implemented with mhc recompute");
   }
   if (!c.settings.enable_mhc_connections) return; // row 20
@@ -165,7 +165,7 @@ void check_recompute(Check& c) {
   check_modules(c);
   if (c.megatron) check_other_forms(c);
   for (const config::UserSpan& span : c.run.recompute.user_spans)
-    c.tolerate("plan.hypothetical", Exception::Plan, "recompute.user_spans", span.name,
+    c.tolerate("plan.hypothetical", Exception::Plan, "spans", span.name,
                "no revision has this span", "price it with --hypothetical");
 }
 
