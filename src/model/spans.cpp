@@ -36,7 +36,13 @@ const std::vector<SpanSpec>& megatron_spans() {
 }
 
 const std::vector<SpanSpec>& native_spans() {
-  static const std::vector<SpanSpec> specs{};
+  constexpr SpanKind kWhole = SpanKind::WholeBlock, kDiscard = SpanKind::DiscardOutput;
+  static const std::vector<SpanSpec> specs{
+      {"input_norm", "input_norm", "input_norm", kDiscard, "in_proj", true},
+      {"input_norm", "input_norm", "input_norm", kDiscard, "linear_qkv", true},
+      {"gdn_pre", "gdn_pre", "gdn_pre", kDiscard, "rule", true},
+      {"gated_norm", "gated_norm", "gated_norm", kDiscard, "out_proj", true},
+      {"gdn", "input_norm", "out_proj", kWhole, ""}};
   return specs;
 }
 
@@ -76,9 +82,9 @@ std::vector<Span> spans_for(const OpList& list, const std::vector<std::string>& 
   const bool native = stack == "native";
   const ReplayExtent extent = native ? ReplayExtent::Needed : ReplayExtent::All;
   std::vector<Span> spans;
+  auto listed = [&](const std::string& name) { return std::find(modules.begin(), modules.end(), name) != modules.end(); };
   for (const SpanSpec& spec : native ? native_spans() : megatron_spans())
-    if (std::find(modules.begin(), modules.end(), spec.module) != modules.end())
-      add(spans, list, spec, !native, extent);
+    if (spec.by_default ? !listed("-" + spec.module) : listed(spec.module)) add(spans, list, spec, !native, extent);
   for (const config::UserSpan& u : user) {
     const int first = list.find_op(u.first), last = list.find_op(u.last);
     if (first < 0 || last < 0) continue; // another layer kind's

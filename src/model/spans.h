@@ -15,11 +15,13 @@ struct SpanSpec {
   std::string first, last;  // op names
   SpanKind kind = SpanKind::WholeBlock;
   std::string hook;    // op whose output carries the hook (DiscardOutput)
+  bool by_default = false; // native: on unless the module list says "-NAME"
 };
 
 // Megatron-LM's modules (megatron-core recompute_modules, #5283, #5284, #5296, #5982).
 const std::vector<SpanSpec>& megatron_spans();
-// Native's default spans (always on unless switched off) and named finds.
+// Native's default spans (cheap rebuilds, on unless switched off by "-NAME"; their replay time is
+// counted) and the modules a user may add.
 const std::vector<SpanSpec>& native_spans();
 
 // Spans of `modules` (names, "NAME:discard") and `user` on one list. `prefix` is that of the layer's

@@ -25,7 +25,7 @@ std::vector<std::string> acting_modules(const Workload& w, bool hypothetical) {
   };
   if (w.run().stack == "native") {
     for (const model::SpanSpec& s : model::native_spans())
-      if (std::find(names.begin(), names.end(), s.module) == names.end()) consider(s.module);
+      if (!s.by_default && std::find(names.begin(), names.end(), s.module) == names.end()) consider(s.module);
     return names;
   }
   for (const std::string& name : model::offered_modules(w.run().revision)) {
@@ -128,7 +128,6 @@ std::vector<Notice> setting_notices(Workload& w, const Setting& s) {
     if (!s.modules.empty()) out.push_back({"full.modules", "full granularity: the module list does nothing"});
     return out;
   }
-  const auto& specs = w.run().stack == "native" ? model::native_spans() : model::megatron_spans();
   auto has = [&](const char* name) { return std::find(s.modules.begin(), s.modules.end(), name) != s.modules.end(); };
   bool touches_gdn = false;
   for (const std::string& m : s.modules) {
@@ -146,7 +145,6 @@ std::vector<Notice> setting_notices(Workload& w, const Setting& s) {
     if (has("gdn") && m != "gdn" && m.rfind("gdn_", 0) == 0)
       out.push_back({"nested." + m, fmt::format("{} lies inside gdn", m)});
   }
-  (void)specs;
   std::int64_t gdn_layers = 0;
   for (config::LayerKind k : w.model().mixers) gdn_layers += k == config::LayerKind::Gdn || k == config::LayerKind::Gdn2;
   if (!s.modules.empty() && gdn_layers > 0 && !touches_gdn)
@@ -289,7 +287,6 @@ Plan make_plan(const config::Model& model, const config::Run& run, const config:
   Estimator estimator(model, run, hardware, options.budget);
   Plan plan;
   const Estimate base = estimator.evaluate(none);
-  std::map<std::pair<Bytes, Seconds>, int> seen;
   for (const Setting& s : legal_settings(estimator.workload(), options.hypothetical)) {
     Candidate c;
     c.estimate = estimator.evaluate(s);

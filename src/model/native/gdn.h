@@ -1,0 +1,14 @@
+#pragma once
+#include "config/model.h"
+#include "config/run.h"
+#include "model/builder.h"
+#include "model/dims.h"
+
+namespace gdn::model::native {
+
+// The GDN mixer of our own stack, from the residual stream x [N_sp, h] to its output [N_sp, h].
+// Kept for backward: the projection, the triangular inverse, the rule's output and two row
+// statistics. Everything elementwise is rebuilt (the default spans of src/model/spans.cpp).
+TensorId gdn_mixer(Builder& b, TensorId x, const config::Model& model, const config::Run& run, const Dims& d);
+
+} // namespace gdn::model::native
