@@ -13,19 +13,31 @@ namespace gdn::model {
 // core_r0.17.0 432585d5; changes by pull request.
 const std::vector<Module>& all_modules() {
   constexpr SpanKind kBlock = SpanKind::WholeBlock, kDiscard = SpanKind::DiscardOutput;
-  static const std::vector<std::string_view> every{"main", "dev", "core_r0.19", "core_r0.18", "core_r0.17"};
+  static const std::vector<std::string_view> every{"main", "dev", "core_r0.19", "core_r0.18",
+                                                   "core_r0.17"};
   static const std::vector<Module> modules{
       {"core_attn", kBlock, false, "core attention of full-attention layers", every, ""},
       {"moe_act", kDiscard, false, "expert activation x probability", every, ""},
-      {"layernorm", kDiscard, false, "input and pre-MLP norms that are not fused into a linear", every, ""},
-      {"mla_up_proj", kDiscard, true, "up-projection and RoPE of multi-latent attention", every, ""},
+      {"layernorm", kDiscard, false, "input and pre-MLP norms that are not fused into a linear",
+       every, ""},
+      {"mla_up_proj", kDiscard, true, "up-projection and RoPE of multi-latent attention", every,
+       ""},
       {"mlp", kBlock, false, "dense MLP", every, ""},
       {"moe", kBlock, false, "router, dispatch, experts, combine and shared expert", every, ""},
       {"shared_experts", kBlock, false, "shared expert and its gate", every, ""},
-      {"gdn_norm_out", kDiscard, false, "gated output norm and the exchange behind it (#4715)",
-       {"main", "dev", "core_r0.19"}, ""},
+      {"gdn_norm_out",
+       kDiscard,
+       false,
+       "gated output norm and the exchange behind it (#4715)",
+       {"main", "dev", "core_r0.19"},
+       ""},
       {"gdn_qkv", kBlock, false, "in_proj to gates of a GDN layer (#5283)", {}, "gdn_qkv"},
-      {"gdn_in_proj_conv", kBlock, false, "in_proj and conv1d of a GDN layer (#5982)", {}, "gdn_in_proj_conv"},
+      {"gdn_in_proj_conv",
+       kBlock,
+       false,
+       "in_proj and conv1d of a GDN layer (#5982)",
+       {},
+       "gdn_in_proj_conv"},
       {"gdn", kBlock, false, "the whole GDN mixer (#5296)", {"dev"}, "gdn"},
       {"gdp_in_proj", kDiscard, true, "input projection of GatedDeltaProduct layers", {"main"}, ""},
       {"gdp_qkv", kDiscard, true, "q/k/v preparation of GatedDeltaProduct layers", {"main"}, ""},
@@ -63,15 +75,17 @@ ModuleName parse_module(std::string_view text) {
   const size_t colon = text.find(':');
   ModuleName name{std::string(text.substr(0, colon)), colon != std::string_view::npos};
   if (name.discard && text.substr(colon + 1) != "discard")
-    throw Error(ErrorCode::Usage, fmt::format("module '{}': unknown kind '{}'{}", text, text.substr(colon + 1),
-                                              did_you_mean(text.substr(colon + 1), {"discard"})),
+    throw Error(ErrorCode::Usage,
+                fmt::format("module '{}': unknown kind '{}'{}", text, text.substr(colon + 1),
+                            did_you_mean(text.substr(colon + 1), {"discard"})),
                 "write NAME or NAME:discard");
   if (find_module(name.name) == nullptr) {
     std::vector<std::string> known;
     for (const Module& m : all_modules()) known.emplace_back(m.name);
-    throw Error(ErrorCode::Usage,
-                fmt::format("unknown recompute module '{}'{}", name.name, did_you_mean(name.name, known)),
-                fmt::format("known: {}", fmt::join(known, ", ")));
+    throw Error(
+        ErrorCode::Usage,
+        fmt::format("unknown recompute module '{}'{}", name.name, did_you_mean(name.name, known)),
+        fmt::format("known: {}", fmt::join(known, ", ")));
   }
   return name;
 }
@@ -106,8 +120,10 @@ config::Granularity active_granularity(const config::Run& run) {
 
 std::vector<std::string> active_modules(const config::Run& run) {
   if (active_granularity(run) != config::Granularity::Selective) return {};
-  std::vector<std::string> modules = run.recompute.modules.value_or(std::vector<std::string>{"core_attn"});
-  if (run.settings.moe_layer_recompute && std::find(modules.begin(), modules.end(), "moe") == modules.end())
+  std::vector<std::string> modules =
+      run.recompute.modules.value_or(std::vector<std::string>{"core_attn"});
+  if (run.settings.moe_layer_recompute &&
+      std::find(modules.begin(), modules.end(), "moe") == modules.end())
     modules.emplace_back("moe");
   return modules;
 }

@@ -13,11 +13,11 @@ namespace gdn::model {
 
 struct Module {
   std::string_view name;
-  SpanKind kind;             // in every revision that has it
-  bool inert;                // no layer of the GDN family has its ops: accepted, does nothing
-  std::string_view covers;   // one line
-  std::vector<std::string_view> bases;  // base trees that have it
-  std::string_view change;   // the change that adds it to any base; empty: none
+  SpanKind kind;           // in every revision that has it
+  bool inert;              // no layer of the GDN family has its ops: accepted, does nothing
+  std::string_view covers; // one line
+  std::vector<std::string_view> bases; // base trees that have it
+  std::string_view change;             // the change that adds it to any base; empty: none
 };
 
 const std::vector<Module>& all_modules();
@@ -48,10 +48,11 @@ struct ModuleConflict {
   std::string_view a, b, rule, why;
 };
 const std::vector<ModuleConflict>& module_conflicts();
-const ModuleConflict* find_conflict(std::string_view a, std::string_view b); // nullptr: may be combined
+const ModuleConflict* find_conflict(std::string_view a,
+                                    std::string_view b); // nullptr: may be combined
 
-// What a run recomputes after Megatron-LM's own normalisation: under selective granularity the listed
-// modules, or ["core_attn"] when none are given (an empty list stays empty); else nothing.
+// What a run recomputes after Megatron-LM's own normalisation: under selective granularity the
+// listed modules, or ["core_attn"] when none are given (an empty list stays empty); else nothing.
 // moe_layer_recompute, the deprecated spelling, turns selective on and appends moe.
 std::vector<std::string> active_modules(const config::Run& run);
 config::Granularity active_granularity(const config::Run& run);

@@ -11,7 +11,8 @@ namespace gdn::model {
 // Appends parameters that share a prefix, part, place and layer index.
 class ParameterList {
 public:
-  ParameterList(std::vector<Parameter>& out, std::string prefix, Part part, Place place, std::int64_t layer)
+  ParameterList(std::vector<Parameter>& out, std::string prefix, Part part, Place place,
+                std::int64_t layer)
       : out_(out), prefix_(std::move(prefix)), part_(part), place_(place), layer_(layer) {}
 
   // A vector or matrix without named sections. `dim`: the sharded dimension.
@@ -21,7 +22,8 @@ public:
   Parameter& add_sections(std::string local, std::vector<std::int64_t> shape, int dim,
                           std::vector<Section> sections, Init init = Init::Normal);
   // Weight and bias of a vision-tower linear [out, in].
-  void add_biased_linear(const std::string& local, std::int64_t out, std::int64_t in, ShardRule rule);
+  void add_biased_linear(const std::string& local, std::int64_t out, std::int64_t in,
+                         ShardRule rule);
   // Weight and bias of a LayerNorm.
   void add_layer_norm(const std::string& local, std::int64_t width);
 

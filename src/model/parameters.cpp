@@ -18,11 +18,13 @@ std::int64_t Parameter::elements() const {
 const Section& Parameter::section(std::string_view section_name) const {
   for (const Section& s : sections)
     if (s.name == section_name) return s;
-  throw Error(ErrorCode::Internal, fmt::format("parameter '{}' has no section '{}'", name, section_name));
+  throw Error(ErrorCode::Internal,
+              fmt::format("parameter '{}' has no section '{}'", name, section_name));
 }
 
 const Parameter* ParameterTable::find(std::string_view name) const {
-  auto it = std::find_if(parameters.begin(), parameters.end(), [&](const Parameter& p) { return p.name == name; });
+  auto it = std::find_if(parameters.begin(), parameters.end(),
+                         [&](const Parameter& p) { return p.name == name; });
   return it == parameters.end() ? nullptr : &*it;
 }
 
@@ -30,7 +32,8 @@ const Parameter& ParameterTable::at(std::string_view name) const {
   if (const Parameter* p = find(name)) return *p;
   std::vector<std::string> names;
   for (const Parameter& p : parameters) names.push_back(p.name);
-  throw Error(ErrorCode::Config, fmt::format("unknown parameter '{}'{}", name, did_you_mean(name, names)));
+  throw Error(ErrorCode::Config,
+              fmt::format("unknown parameter '{}'{}", name, did_you_mean(name, names)));
 }
 
 std::int64_t padded_vocabulary(const config::Model& model, const config::Run& run) {
@@ -122,7 +125,8 @@ ParameterTotals totals(const ParameterTable& table) {
 ActiveParameters active_parameters(const config::Model& model) {
   const ParameterTotals t = totals(parameter_table(model));
   const std::int64_t used =
-      t.routed_text == 0 ? 0 : t.routed_text / model.moe.experts * model.moe.top_k; // exact: per expert
+      t.routed_text == 0 ? 0
+                         : t.routed_text / model.moe.experts * model.moe.top_k; // exact: per expert
   const std::int64_t matrix = model.vocab * model.hidden;
   const std::int64_t both = t.text - t.routed_text + used;
   // A tied matrix is one: without the input embedding it still serves as the head.
@@ -148,11 +152,11 @@ std::int64_t divisor_of(ShardRule rule, const config::Parallel& parallel) {
 
 bool is_expert(const Parameter& p) { return p.group == ParameterGroup::RoutedExpert; }
 
-void require_divides(const Parameter& p, const std::string& what, std::int64_t size, const char* key,
-                     std::int64_t divisor) {
+void require_divides(const Parameter& p, const std::string& what, std::int64_t size,
+                     const char* key, std::int64_t divisor) {
   if (size % divisor != 0)
-    throw Error(ErrorCode::Config,
-                fmt::format("parameter '{}': {} = {} does not divide by {} = {}", p.name, what, size, key, divisor));
+    throw Error(ErrorCode::Config, fmt::format("parameter '{}': {} = {} does not divide by {} = {}",
+                                               p.name, what, size, key, divisor));
 }
 
 } // namespace
@@ -161,9 +165,11 @@ std::vector<std::int64_t> local_shape(const Parameter& p, const config::Parallel
   std::vector<std::int64_t> shape = p.shape;
   const std::int64_t divisor = divisor_of(p.rule(), parallel);
   const char* key = is_expert(p) ? "etp" : "tp";
-  if (p.repeats > 0) require_divides(p, "rows", shape[static_cast<size_t>(p.dim)], key, divisor);
+  if (p.repeats > 0)
+    require_divides(p, "rows", shape[static_cast<size_t>(p.dim)], key, divisor);
   else
-    for (const Section& s : p.sections) require_divides(p, "section " + s.name, s.size, key, divisor);
+    for (const Section& s : p.sections)
+      require_divides(p, "section " + s.name, s.size, key, divisor);
   shape[static_cast<size_t>(p.dim)] /= divisor;
   if (is_expert(p)) {
     require_divides(p, "experts", shape[0], "ep", parallel.ep);
@@ -177,9 +183,11 @@ std::int64_t local_elements(const Parameter& p, const config::Parallel& parallel
   return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, checked_mul);
 }
 
-std::vector<RowRange> shard_rows(const Parameter& p, const config::Parallel& parallel, std::int64_t shard) {
+std::vector<RowRange> shard_rows(const Parameter& p, const config::Parallel& parallel,
+                                 std::int64_t shard) {
   const std::int64_t divisor = divisor_of(p.rule(), parallel);
-  const std::int64_t local = local_shape(p, parallel)[static_cast<size_t>(p.dim)]; // checks that it divides
+  const std::int64_t local =
+      local_shape(p, parallel)[static_cast<size_t>(p.dim)]; // checks that it divides
   if (p.rule() == ShardRule::Replicated || p.repeats > 0)
     return {{p.rule() == ShardRule::Replicated ? 0 : shard * local, local}};
   std::vector<RowRange> rows;
@@ -198,8 +206,9 @@ HeadsPerRank attention_heads_per_rank(const config::AttentionShape& a, std::int6
           std::max<std::int64_t>(1, tp / a.kv_heads)};
 }
 
-std::vector<LocalParameter> local_parameters(const ParameterTable& table, const config::Model& model,
-                                             const config::Run& run, std::int64_t pipeline_rank) {
+std::vector<LocalParameter> local_parameters(const ParameterTable& table,
+                                             const config::Model& model, const config::Run& run,
+                                             std::int64_t pipeline_rank) {
   const config::Parallel& parallel = run.parallel;
   std::vector<LocalParameter> local;
   auto add = [&](const Parameter& p, const Chunk& c, bool copy) {
@@ -208,9 +217,10 @@ std::vector<LocalParameter> local_parameters(const ParameterTable& table, const 
   };
   for (const Chunk& c : chunks_of_rank(model.layers(), parallel, pipeline_rank)) {
     for (const Parameter& p : table.parameters) {
-      const bool here = p.place == Place::First   ? c.is_first
-                        : p.place == Place::Last  ? c.is_last
-                                                  : p.layer >= c.first && p.layer < c.first + c.layers;
+      const bool here = p.place == Place::First ? c.is_first
+                        : p.place == Place::Last
+                            ? c.is_last
+                            : p.layer >= c.first && p.layer < c.first + c.layers;
       if (here) add(p, c, false);
     }
     if (!c.is_last || parallel.pp == 1) continue;
@@ -222,8 +232,8 @@ std::vector<LocalParameter> local_parameters(const ParameterTable& table, const 
   return local;
 }
 
-RankElements rank_elements(const ParameterTable& table, const config::Model& model, const config::Run& run,
-                           std::int64_t pipeline_rank) {
+RankElements rank_elements(const ParameterTable& table, const config::Model& model,
+                           const config::Run& run, std::int64_t pipeline_rank) {
   RankElements n;
   for (const LocalParameter& p : local_parameters(table, model, run, pipeline_rank))
     (is_expert(*p.parameter) ? n.expert : n.dense) += p.elements;

@@ -21,38 +21,39 @@ enum class ParameterGroup { Dense, RoutedExpert };
 // first dimension, the experts, also by ep).
 enum class ShardRule { Replicated, Column, Row, Vocab, ExpertColumn, ExpertRow };
 
-// Weight: the run's dtype. Gate (A_log, dt_bias): fp32 in stack native, the run's dtype in megatron.
-// Buffer: an fp32 buffer without gradient (the router's expert bias).
+// Weight: the run's dtype. Gate (A_log, dt_bias): fp32 in stack native, the run's dtype in
+// megatron. Buffer: an fp32 buffer without gradient (the router's expert bias).
 enum class DTypeGroup { Weight, Gate, Buffer };
 
 enum class Init {
-  Normal,        // N(0, 0.02)
-  ScaledNormal,  // N(0, 0.02 / sqrt(2 L)): projections back to the residual stream
-  Zero, One,
-  Conv,          // uniform +-conv_init, or torch's default +-1/sqrt(K)
-  ALog,          // log of uniform A_init_range
-  Gdn2DtBias     // inverse softplus of a step log-uniform in [1e-3, 0.1], floor 1e-4
+  Normal,       // N(0, 0.02)
+  ScaledNormal, // N(0, 0.02 / sqrt(2 L)): projections back to the residual stream
+  Zero,
+  One,
+  Conv,      // uniform +-conv_init, or torch's default +-1/sqrt(K)
+  ALog,      // log of uniform A_init_range
+  Gdn2DtBias // inverse softplus of a step log-uniform in [1e-3, 0.1], floor 1e-4
 };
 
 // Where in the pipeline a parameter lives.
 enum class Place { First, Layer, Last };
 
 struct Section {
-  std::string name;       // "q", "k", "v", "z", "beta", "alpha", "gate", "up", ...
-  std::int64_t size = 0;  // along Parameter::dim, unsharded
+  std::string name;      // "q", "k", "v", "z", "beta", "alpha", "gate", "up", ...
+  std::int64_t size = 0; // along Parameter::dim, unsharded
   ShardRule rule = ShardRule::Replicated;
 };
 
 struct Parameter {
-  std::string name;   // "layers.3.gdn.in_proj", "embedding.word", "mtp.0.eh_proj"
-  std::string local;  // relative to its layer: "gdn.in_proj"; else the name
+  std::string name;  // "layers.3.gdn.in_proj", "embedding.word", "mtp.0.eh_proj"
+  std::string local; // relative to its layer: "gdn.in_proj"; else the name
   Part part = Part::Text;
   ParameterGroup group = ParameterGroup::Dense;
   Place place = Place::Layer;
-  std::int64_t layer = -1;          // decoder layer, or depth for Part::Mtp; -1: none
-  std::vector<std::int64_t> shape;  // row-major; linears are [out, in], experts [experts, out, in]
-  int dim = 0;                      // the dimension that the sections divide
-  std::vector<Section> sections;    // their sizes add up to shape[dim]
+  std::int64_t layer = -1;         // decoder layer, or depth for Part::Mtp; -1: none
+  std::vector<std::int64_t> shape; // row-major; linears are [out, in], experts [experts, out, in]
+  int dim = 0;                     // the dimension that the sections divide
+  std::vector<Section> sections;   // their sizes add up to shape[dim]
   // 0: sections lie one after the other and are sharded one by one. n > 0: rows repeat n times
   // (sections of one query group each), and a rank takes consecutive rows (linear_qkv).
   std::int64_t repeats = 0;
@@ -69,7 +70,7 @@ struct Parameter {
 struct ParameterTable {
   std::vector<Parameter> parameters; // in model order
 
-  const Parameter* find(std::string_view name) const;      // nullptr when absent
+  const Parameter* find(std::string_view name) const; // nullptr when absent
   // Throws Error{Config} naming the parameter and the nearest spelling.
   const Parameter& at(std::string_view name) const;
 };
@@ -80,7 +81,8 @@ ParameterTable parameter_table(const config::Model& model);
 // trained, frozen parts marked.
 ParameterTable parameter_table(const config::Model& model, const config::Run& run);
 
-// Rows of the embedding: the vocabulary rounded up to vocab_divisor (128) x tp; divisor 0: as it is.
+// Rows of the embedding: the vocabulary rounded up to vocab_divisor (128) x tp; divisor 0: as it
+// is.
 std::int64_t padded_vocabulary(const config::Model& model, const config::Run& run);
 
 struct ParameterTotals {
@@ -126,13 +128,14 @@ struct LocalParameter {
   std::int64_t elements = 0;            // of this rank
   std::int64_t tensors = 1;             // separately stored tensors (local experts)
   std::int64_t virtual_stage = 0;
-  bool copy = false;                    // a second instance (the last stage's word embedding)
+  bool copy = false; // a second instance (the last stage's word embedding)
 };
 // Layers of the rank's chunks; embedding and vision on the first; final norm, head and MTP on the
 // last. With pp > 1 the last rank also holds a copy of the word embedding for MTP, and one for a
 // tied head (Megatron-LM allocates both when a tied model has MTP).
-std::vector<LocalParameter> local_parameters(const ParameterTable& table, const config::Model& model,
-                                             const config::Run& run, std::int64_t pipeline_rank);
+std::vector<LocalParameter> local_parameters(const ParameterTable& table,
+                                             const config::Model& model, const config::Run& run,
+                                             std::int64_t pipeline_rank);
 
 struct RankElements {
   std::int64_t dense = 0, expert = 0;

@@ -12,7 +12,9 @@ namespace {
 constexpr std::int64_t kTensorAlignment = 64;
 constexpr std::int64_t kBucketAlignment = 128;
 
-bool is_expert(const LocalParameter& p) { return p.parameter->group == ParameterGroup::RoutedExpert; }
+bool is_expert(const LocalParameter& p) {
+  return p.parameter->group == ParameterGroup::RoutedExpert;
+}
 
 } // namespace
 
@@ -23,7 +25,8 @@ ElementBytes element_bytes(const config::Run& run, DType stored) {
   b.gradient = stored == DType::FP32 ? 4 : size_of(o.gradient_dtype);
   const Bytes master = stored == DType::FP32 ? 0 : 4; // fp32 parameters are their own master
   if (o.precision_aware)
-    b.optimizer = (master == 0 ? 0 : size_of(o.master_dtype)) + size_of(o.moment1_dtype) + size_of(o.moment2_dtype);
+    b.optimizer = (master == 0 ? 0 : size_of(o.master_dtype)) + size_of(o.moment1_dtype) +
+                  size_of(o.moment2_dtype);
   else
     b.optimizer = master + 8;
   if (stored == DType::FP16 && o.gradient_dtype == DType::FP16 && !o.precision_aware)
@@ -42,7 +45,8 @@ std::vector<StateBuffer> state_buffers(const ParameterTable& table, const config
       return b.expert == is_expert(p) && b.virtual_stage == p.virtual_stage && b.dtype == dtype;
     });
     if (buffer == buffers.end()) {
-      const std::int64_t ranks = is_expert(p) ? run.parallel.edp() : run.parallel.dp() * run.parallel.cp;
+      const std::int64_t ranks =
+          is_expert(p) ? run.parallel.edp() : run.parallel.dp() * run.parallel.cp;
       buffers.push_back({is_expert(p), p.virtual_stage, dtype, ranks, 0, {}});
       buffer = buffers.end() - 1;
     }
@@ -53,19 +57,21 @@ std::vector<StateBuffer> state_buffers(const ParameterTable& table, const config
     }
   }
   if (padded)
-    for (StateBuffer& b : buffers) b.elements = round_up(b.elements, std::lcm(b.ranks, kBucketAlignment));
+    for (StateBuffer& b : buffers)
+      b.elements = round_up(b.elements, std::lcm(b.ranks, kBucketAlignment));
   return buffers;
 }
 
-StaticState static_state(const ParameterTable& table, const config::Model& model, const config::Run& run,
-                         std::int64_t pipeline_rank) {
+StaticState static_state(const ParameterTable& table, const config::Model& model,
+                         const config::Run& run, std::int64_t pipeline_rank) {
   StaticState state;
   for (const StateBuffer& b : state_buffers(table, model, run, pipeline_rank)) {
     const ElementBytes bytes = element_bytes(run, b.dtype);
     StateBytes& part = b.expert ? state.expert : state.dense;
     part.parameters += checked_mul(b.elements, bytes.parameter);
     part.gradients += checked_mul(b.elements, bytes.gradient);
-    part.optimizer += checked_mul(run.optimizer.distributed ? b.elements / b.ranks : b.elements, bytes.optimizer);
+    part.optimizer +=
+        checked_mul(run.optimizer.distributed ? b.elements / b.ranks : b.elements, bytes.optimizer);
   }
   for (const LocalParameter& p : local_parameters(table, model, run, pipeline_rank))
     if (!p.parameter->trainable)
@@ -74,7 +80,8 @@ StaticState static_state(const ParameterTable& table, const config::Model& model
   return state;
 }
 
-StaticState static_state(const config::Model& model, const config::Run& run, std::int64_t pipeline_rank) {
+StaticState static_state(const config::Model& model, const config::Run& run,
+                         std::int64_t pipeline_rank) {
   return static_state(parameter_table(model, run), model, run, pipeline_rank);
 }
 

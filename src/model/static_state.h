@@ -20,8 +20,8 @@ ElementBytes element_bytes(const config::Run& run, DType stored);
 // Where one tensor lies in a buffer: `elements` at `offset`, both in elements.
 struct BufferSlot {
   const Parameter* parameter = nullptr;
-  std::int64_t tensor = 0;  // local expert of a routed-expert parameter, else 0
-  bool copy = false;        // the last stage's copy of the word embedding
+  std::int64_t tensor = 0; // local expert of a routed-expert parameter, else 0
+  bool copy = false;       // the last stage's copy of the word embedding
   std::int64_t offset = 0, elements = 0;
 };
 
@@ -32,8 +32,8 @@ struct StateBuffer {
   bool expert = false;
   std::int64_t virtual_stage = 0;
   DType dtype = DType::BF16;
-  std::int64_t ranks = 1;       // data-parallel ranks sharing it: dp * cp, or edp for experts
-  std::int64_t elements = 0;    // padding included
+  std::int64_t ranks = 1;    // data-parallel ranks sharing it: dp * cp, or edp for experts
+  std::int64_t elements = 0; // padding included
   std::vector<BufferSlot> slots = {};
 };
 // `table` must outlive the result.
@@ -50,8 +50,9 @@ struct StaticState {
   Bytes total() const { return dense.total() + expert.total(); }
 };
 // Frozen parameters cost their own bytes only.
-StaticState static_state(const ParameterTable& table, const config::Model& model, const config::Run& run,
+StaticState static_state(const ParameterTable& table, const config::Model& model,
+                         const config::Run& run, std::int64_t pipeline_rank);
+StaticState static_state(const config::Model& model, const config::Run& run,
                          std::int64_t pipeline_rank);
-StaticState static_state(const config::Model& model, const config::Run& run, std::int64_t pipeline_rank);
 
 } // namespace gdn::model

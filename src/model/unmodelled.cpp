@@ -3,8 +3,8 @@
 #include "core/error.h"
 #include "model/parameter_layers.h"
 
-// Mixers without an op list. Their parameters are exact (models with published totals), nothing else
-// is predicted, so they are not sharded either.
+// Mixers without an op list. Their parameters are exact (models with published totals), nothing
+// else is predicted, so they are not sharded either.
 namespace gdn::model {
 
 namespace {
@@ -12,8 +12,8 @@ namespace {
 std::int64_t size_of_model(const config::Model& m, const char* key) {
   auto it = m.unmodelled_sizes.find(key);
   if (it == m.unmodelled_sizes.end())
-    throw Error(ErrorCode::Config, fmt::format("model '{}' ({} layers) lacks unmodelled_sizes.{}", m.name,
-                                               m.unmodelled_kind, key));
+    throw Error(ErrorCode::Config, fmt::format("model '{}' ({} layers) lacks unmodelled_sizes.{}",
+                                               m.name, m.unmodelled_kind, key));
   return it->second;
 }
 
@@ -43,8 +43,10 @@ void add_kda(ParameterList& list, const config::Model& m) {
 // Multi-head latent attention without a query rank; the rotary dims exist in shape only (NoPE).
 void add_mla(ParameterList& list, const config::Model& m) {
   const std::int64_t h = m.hidden, n = m.attention.heads;
-  const std::int64_t rank = size_of_model(m, "mla_kv_rank"), nope = size_of_model(m, "mla_nope_dim");
-  const std::int64_t rope = size_of_model(m, "mla_rope_dim"), value = size_of_model(m, "mla_value_dim");
+  const std::int64_t rank = size_of_model(m, "mla_kv_rank"),
+                     nope = size_of_model(m, "mla_nope_dim");
+  const std::int64_t rope = size_of_model(m, "mla_rope_dim"),
+                     value = size_of_model(m, "mla_value_dim");
   add_whole(list, "mla.q_proj", {n * (nope + rope), h});
   add_whole(list, "mla.kv_down", {rank + rope, h});
   add_whole(list, "mla.kv_norm", {rank});

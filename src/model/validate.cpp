@@ -22,7 +22,8 @@ std::string_view name_of(Exception exception) {
 }
 
 std::string describe(const Violation& v) {
-  std::string text = fmt::format("{}: {} = {}: {}", name_of(v.exception), v.key, v.value, v.message);
+  std::string text =
+      fmt::format("{}: {} = {}: {}", name_of(v.exception), v.key, v.value, v.message);
   if (!v.allowed.empty()) text += fmt::format("; allowed: {}", v.allowed);
   if (!v.hint.empty()) text += fmt::format("; {}", v.hint);
   return text;
@@ -42,10 +43,13 @@ std::vector<Violation> validate(const config::Model& model, const config::Run& r
                             {"virtual_pipeline_model_parallel_size", p.vp},
                             {"expert_model_parallel_size", p.ep},
                             {"expert_tensor_parallel_size", p.etp},
-                            {"gpus", p.gpus}, {"micro_batch_size", run.micro_batch},
-                            {"global_batch_size", run.global_batch}, {"seq_length", run.seq}})
+                            {"gpus", p.gpus},
+                            {"micro_batch_size", run.micro_batch},
+                            {"global_batch_size", run.global_batch},
+                            {"seq_length", run.seq}})
     if (value < 1)
-      c.reject("parallel.positive", Exception::AssertionError, key, fmt::format("{}", value), "must be positive", ">= 1");
+      c.reject("parallel.positive", Exception::AssertionError, key, fmt::format("{}", value),
+               "must be positive", ">= 1");
   if (!c.found.empty()) return c.found; // nothing else can be computed
 
   rules::check_arguments(c);

@@ -12,26 +12,35 @@
 namespace gdn::model {
 
 // What the stack raises. Plan: our own rule; the stack has no such setting.
-enum class Exception { AssertionError, ValueError, NotImplementedError, ImportError, RuntimeError, Warning, Plan };
-std::string_view name_of(Exception exception); // "ValueError", "warning", "configuration error", ...
+enum class Exception {
+  AssertionError,
+  ValueError,
+  NotImplementedError,
+  ImportError,
+  RuntimeError,
+  Warning,
+  Plan
+};
+std::string_view
+name_of(Exception exception); // "ValueError", "warning", "configuration error", ...
 
 enum class Verdict {
   Rejected,
-  // The stack refuses it, but a plan can go on with a notice: a module that is inert in these models,
-  // build `local` (module-level calibration), a hypothetical module.
+  // The stack refuses it, but a plan can go on with a notice: a module that is inert in these
+  // models, build `local` (module-level calibration), a hypothetical module.
   Tolerated,
-  Warned    // the stack only warns
+  Warned // the stack only warns
 };
 
 struct Violation {
-  std::string rule;       // "recompute.8", "offload.3", "gdn.5", "parallel.batch", "plan.l2norm"
+  std::string rule; // "recompute.8", "offload.3", "gdn.5", "parallel.batch", "plan.l2norm"
   Exception exception = Exception::ValueError;
   Verdict verdict = Verdict::Rejected;
-  std::string key;        // as in a run file: "recompute_modules"
-  std::string value;      // the offending value
-  std::string message;    // what is wrong
-  std::string allowed;    // what would be legal, if it can be listed
-  std::string hint;       // the nearest spelling, or what to do
+  std::string key;     // as in a run file: "recompute_modules"
+  std::string value;   // the offending value
+  std::string message; // what is wrong
+  std::string allowed; // what would be legal, if it can be listed
+  std::string hint;    // the nearest spelling, or what to do
 };
 
 // "ValueError: recompute.modules = moe_act: needs moe_grouped_gemm (allowed: ...; hint)"
@@ -44,11 +53,11 @@ std::vector<Violation> validate(const config::Model& model, const config::Run& r
 
 // A packed micro-batch: sequence i is [offsets[i], offsets[i + 1]) of one row of `total` tokens.
 struct PackedInput {
-  std::vector<std::int64_t> offsets;          // cu_seqlens, from 0, strictly increasing
-  std::vector<std::int64_t> kv_offsets = {};  // empty: the same
-  std::int64_t total = 0;                     // tokens in the row
+  std::vector<std::int64_t> offsets;         // cu_seqlens, from 0, strictly increasing
+  std::vector<std::int64_t> kv_offsets = {}; // empty: the same
+  std::int64_t total = 0;                    // tokens in the row
   std::int64_t batch = 1, cp = 1;
-  bool zigzag = true;                         // load-balanced CP: lengths divide by 2 * cp
+  bool zigzag = true; // load-balanced CP: lengths divide by 2 * cp
   bool deterministic = false;
 };
 std::vector<Violation> validate_packed(const PackedInput& input);

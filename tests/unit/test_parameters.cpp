@@ -59,7 +59,9 @@ TEST_CASE("published parameter totals come out exactly") {
       {"fla-gdn-340m", 512272124, 0, 0, 512272124}};
   for (const Row& r : rows) {
     CAPTURE(r.model);
-    const ParameterTotals t = totals(parameter_table(known_model(r.model)));
+    const config::Model m = known_model(r.model);
+    const ParameterTotals t = totals(parameter_table(m));
+    CHECK(m.published_total == r.sum);
     CHECK(t.text == r.text);
     CHECK(t.vision == r.vision);
     CHECK(t.mtp == r.mtp);
@@ -124,7 +126,8 @@ TEST_CASE("a GDN2 mixer is wider by its channel-wise gates") {
   m.mixers[0] = config::LayerKind::Gdn2;
   const ParameterTable t = parameter_table(m);
   // in_proj 4*QK + 3*V instead of 2*QK + 2*V + 2*Hv; A_log Hk, dt_bias QK instead of Hv each.
-  CHECK(sum_of(t, "layers.0.gdn.") - gdn == 2048 * ((4 * 2048 + 3 * 4096) - 12352) + (16 + 2048 - 64));
+  CHECK(sum_of(t, "layers.0.gdn.") - gdn ==
+        2048 * ((4 * 2048 + 3 * 4096) - 12352) + (16 + 2048 - 64));
   CHECK(t.at("layers.0.gdn.in_proj").shape == std::vector<std::int64_t>{20480, 2048});
 }
 
@@ -157,12 +160,16 @@ TEST_CASE("elements that published checkpoints store in fp32") {
       if (names.contains(p.local)) n += p.elements();
     return n;
   };
-  for (auto [model, fp32] : {std::pair{"qwen3.5-397b-a17b", 8640}, {"qwen3.5-122b-a10b", 6912},
-                             {"qwen3.5-9b", 3840}, {"qwen3.5-0.8b", 2592}})
+  for (auto [model, fp32] : {std::pair{"qwen3.5-397b-a17b", 8640},
+                             {"qwen3.5-122b-a10b", 6912},
+                             {"qwen3.5-9b", 3840},
+                             {"qwen3.5-0.8b", 2592}})
     CHECK(count(model, {"gdn.A_log", "gdn.out_norm"}) == fp32);
   CHECK(count("kimi-linear-48b-a3b", {"kda.A_log", "kda.dt_bias"}) == 82560);
-  CHECK(2 * totals(parameter_table(known_model("qwen3.5-397b-a17b"))).sum() + 2 * 8640 == 806795875168);
-  CHECK(2 * totals(parameter_table(known_model("kimi-linear-48b-a3b"))).sum() + 2 * 82560 == 98245528576);
+  CHECK(2 * totals(parameter_table(known_model("qwen3.5-397b-a17b"))).sum() + 2 * 8640 ==
+        806795875168);
+  CHECK(2 * totals(parameter_table(known_model("kimi-linear-48b-a3b"))).sum() + 2 * 82560 ==
+        98245528576);
 }
 
 TEST_CASE("vocabulary is padded to 128 x TP, to another divisor, or not at all") {
@@ -171,11 +178,12 @@ TEST_CASE("vocabulary is padded to 128 x TP, to another divisor, or not at all")
     run.parallel.tp = tp;
     return padded_vocabulary(known_model(model), run);
   };
-  const std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> expected{{1, {151936, 248320}},
-                                                                             {2, {152064, 248320}},
-                                                                             {4, {152064, 248320}},
-                                                                             {8, {152576, 248832}},
-                                                                             {16, {153600, 249856}}};
+  const std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> expected{
+      {1, {151936, 248320}},
+      {2, {152064, 248320}},
+      {4, {152064, 248320}},
+      {8, {152576, 248832}},
+      {16, {153600, 249856}}};
   for (auto [tp, v] : expected) {
     CHECK(padded("qwen3-next-80b-a3b", tp) == v.first);
     CHECK(padded("qwen3.5-35b-a3b", tp) == v.second);
@@ -209,7 +217,8 @@ TEST_CASE("names are unique and sections add up to the dimension they divide") {
 TEST_CASE("an unknown parameter name suggests the nearest one") {
   const ParameterTable t = parameter_table(known_model("qwen3.5-35b-a3b"));
   CHECK(t.find("layers.0.gdn.inproj") == nullptr);
-  CHECK_THROWS_WITH_AS(t.at("layers.0.gdn.inproj"), doctest::Contains("layers.0.gdn.in_proj"), Error);
+  CHECK_THROWS_WITH_AS(t.at("layers.0.gdn.inproj"), doctest::Contains("layers.0.gdn.in_proj"),
+                       Error);
 }
 
 // An even cut of the rows [Q | K | V | Z | beta | alpha] at TP2 would cut through V.
@@ -224,8 +233,12 @@ TEST_CASE("in_proj rows are split section by section") {
   config::Parallel tp2;
   tp2.tp = 2;
   tp2.gpus = 2;
-  CHECK(shard_rows(p, tp2, 0) == std::vector<RowRange>{{0, 256}, {512, 256}, {1024, 1024}, {3072, 1024}, {5120, 8}, {5136, 8}});
-  CHECK(shard_rows(p, tp2, 1) == std::vector<RowRange>{{256, 256}, {768, 256}, {2048, 1024}, {4096, 1024}, {5128, 8}, {5144, 8}});
+  CHECK(shard_rows(p, tp2, 0) ==
+        std::vector<RowRange>{
+            {0, 256}, {512, 256}, {1024, 1024}, {3072, 1024}, {5120, 8}, {5136, 8}});
+  CHECK(shard_rows(p, tp2, 1) ==
+        std::vector<RowRange>{
+            {256, 256}, {768, 256}, {2048, 1024}, {4096, 1024}, {5128, 8}, {5144, 8}});
   CHECK(shard_rows(t.at("layers.0.gdn.conv1d"), tp2, 1) ==
         std::vector<RowRange>{{256, 256}, {768, 256}, {2048, 1024}});
 }
@@ -244,7 +257,8 @@ TEST_CASE("the shards of every parameter cover it exactly once") {
     std::vector<int> seen(static_cast<size_t>(p.shape[static_cast<size_t>(p.dim)]));
     for (std::int64_t r = 0; r < ranks; ++r)
       for (const RowRange& range : shard_rows(p, parallel, r))
-        for (std::int64_t i = range.first; i < range.first + range.count; ++i) ++seen[static_cast<size_t>(i)];
+        for (std::int64_t i = range.first; i < range.first + range.count; ++i)
+          ++seen[static_cast<size_t>(i)];
     CHECK(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
     const std::int64_t ep = p.group == ParameterGroup::RoutedExpert ? 2 : 1;
     CHECK(local_elements(p, parallel) * ranks * ep == p.elements());
@@ -273,7 +287,8 @@ TEST_CASE("tensor parallelism beyond the key-value heads") {
   }
   config::Parallel parallel;
   parallel.tp = parallel.gpus = 64;
-  CHECK_THROWS_WITH_AS(local_elements(t.at("layers.0.gdn.A_log"), parallel), doctest::Contains("tp = 64"), Error);
+  CHECK_THROWS_WITH_AS(local_elements(t.at("layers.0.gdn.A_log"), parallel),
+                       doctest::Contains("tp = 64"), Error);
 }
 
 TEST_CASE("pipeline chunks: even, interleaved, laid out, refused") {
@@ -294,7 +309,8 @@ TEST_CASE("pipeline chunks: even, interleaved, laid out, refused") {
   CHECK_THROWS_WITH_AS(pipeline_chunks(48, p), doctest::Contains("48 layers"), Error);
   p.layout = {};
   p.pp = 8;
-  CHECK_THROWS_WITH_AS(pipeline_chunks(60, p), doctest::Contains("60 layers do not divide by pp 8"), Error);
+  CHECK_THROWS_WITH_AS(pipeline_chunks(60, p), doctest::Contains("60 layers do not divide by pp 8"),
+                       Error);
 }
 
 TEST_CASE("what each pipeline rank holds") {
@@ -307,15 +323,18 @@ TEST_CASE("what each pipeline rank holds") {
   CHECK(rank_elements(t, m, run, 0).total() == all.sum());
   run.parallel.pp = run.parallel.gpus = 2;
   // Megatron-LM gives the last stage the embedding for MTP and, tied, an output weight of its own.
-  CHECK(rank_elements(t, m, run, 0).total() + rank_elements(t, m, run, 1).total() == all.sum() + 2 * matrix);
+  CHECK(rank_elements(t, m, run, 0).total() + rank_elements(t, m, run, 1).total() ==
+        all.sum() + 2 * matrix);
   run.stack = "native";
-  CHECK(rank_elements(t, m, run, 0).total() + rank_elements(t, m, run, 1).total() == all.sum() + matrix);
+  CHECK(rank_elements(t, m, run, 0).total() + rank_elements(t, m, run, 1).total() ==
+        all.sum() + matrix);
   run.stack = "megatron";
   run.train_mtp = false;
   run.vision = config::VisionMode::Absent;
   const ParameterTable text = parameter_table(m, run);
   CHECK(totals(text).sum() == all.text);
-  CHECK(rank_elements(text, m, run, 0).total() + rank_elements(text, m, run, 1).total() == all.text + matrix);
+  CHECK(rank_elements(text, m, run, 0).total() + rank_elements(text, m, run, 1).total() ==
+        all.text + matrix);
 
   const config::Model moe = known_model("qwen3.5-35b-a3b");
   config::Run ep;

@@ -22,10 +22,12 @@ config::Run run_on(std::int64_t gpus, std::int64_t pp, std::int64_t ep) {
 }
 
 // The closed form "fixed + shared/D a parameter", without padding.
-double closed_form(const config::Model& m, const config::Run& run, std::int64_t rank, double fixed, double shared) {
+double closed_form(const config::Model& m, const config::Run& run, std::int64_t rank, double fixed,
+                   double shared) {
   const ParameterTable table = parameter_table(m, run);
   const RankElements n = rank_elements(table, m, run, rank);
-  const double dense = run.optimizer.distributed ? static_cast<double>(run.parallel.dp() * run.parallel.cp) : 1;
+  const double dense =
+      run.optimizer.distributed ? static_cast<double>(run.parallel.dp() * run.parallel.cp) : 1;
   const double expert = run.optimizer.distributed ? static_cast<double>(run.parallel.edp()) : 1;
   return static_cast<double>(n.dense) * (fixed + shared / dense) +
          static_cast<double>(n.expert) * (fixed + shared / expert);
@@ -51,15 +53,18 @@ TEST_CASE("bytes per parameter of every optimizer set-up") {
       {"fp16, distributed: 4 + 16/D", f16, f16, true, false, f32, f32, f32, 4, 16},
       {"bf16 gradients: 4 + 12/D", b16, b16, true, false, f32, f32, f32, 4, 12},
       {"precision aware, bf16 moments: 6 + 8/D", b16, f32, true, true, f32, b16, b16, 6, 8},
-      {"precision aware, bf16 gradients and moments, remainders: 4 + 6/D", b16, b16, true, true, b16, b16, b16, 4, 6},
-      {"precision aware, fp8 moments, fp16 master: 6 + 4/D", b16, f32, true, true, f16, f8, f8, 6, 4}};
+      {"precision aware, bf16 gradients and moments, remainders: 4 + 6/D", b16, b16, true, true,
+       b16, b16, b16, 4, 6},
+      {"precision aware, fp8 moments, fp16 master: 6 + 4/D", b16, f32, true, true, f16, f8, f8, 6,
+       4}};
   const config::Model m = known_model("qwen3.5-35b-a3b");
   for (const Row& r : rows) {
     CAPTURE(r.what);
     config::Run run = run_on(16, 1, 4); // dp 16, edp 4
     run.dtype = r.dtype;
     run.optimizer = {r.distributed, r.gradients, r.aware, r.master, r.moment1, r.moment2};
-    const double expected = closed_form(m, run, 0, static_cast<double>(r.fixed), static_cast<double>(r.shared));
+    const double expected =
+        closed_form(m, run, 0, static_cast<double>(r.fixed), static_cast<double>(r.shared));
     const double actual = static_cast<double>(static_state(m, run, 0).total());
     CHECK(actual >= expected); // padding only adds
     CHECK(actual <= expected * (1 + 1e-5));
@@ -74,19 +79,18 @@ TEST_CASE("published shapes: static state per GPU") {
     bool vision, bf16_gradients;
     double expert, dense, total; // GB, one decimal
   };
-  const Row rows[] = {
-      {"qwen3-next-80b-a3b", 16, 2, 8, 0, false, false, 87.0, 8.9, 95.8},
-      {"qwen3-next-80b-a3b", 16, 2, 8, 1, false, false, 90.6, 11.5, 102.1},
-      {"qwen3-next-80b-a3b", 32, 4, 8, 0, false, false, 43.5, 5.6, 49.1},
-      {"qwen3-next-80b-a3b", 32, 4, 8, 1, false, false, 43.5, 3.3, 46.8},
-      {"qwen3-next-80b-a3b", 32, 4, 8, 2, false, false, 43.5, 3.3, 46.8},
-      {"qwen3-next-80b-a3b", 32, 4, 8, 3, false, false, 47.1, 8.2, 55.3},
-      {"qwen3.5-35b-a3b", 8, 1, 8, 0, true, true, 66.0, 16.1, 82.2},
-      {"qwen3.5-35b-a3b", 8, 1, 8, 0, true, false, 74.3, 22.0, 96.3},
-      {"qwen3.5-122b-a10b", 32, 1, 32, 0, true, true, 59.2, 29.3, 88.5},
-      {"qwen3.5-122b-a10b", 32, 1, 32, 0, true, false, 66.6, 42.8, 109.3},
-      {"qwen3.5-397b-a17b", 64, 1, 64, 0, true, true, 98.2, 43.6, 141.8},
-      {"qwen3.5-397b-a17b", 64, 1, 64, 0, true, false, 110.5, 64.4, 174.9}};
+  const Row rows[] = {{"qwen3-next-80b-a3b", 16, 2, 8, 0, false, false, 87.0, 8.9, 95.8},
+                      {"qwen3-next-80b-a3b", 16, 2, 8, 1, false, false, 90.6, 11.5, 102.1},
+                      {"qwen3-next-80b-a3b", 32, 4, 8, 0, false, false, 43.5, 5.6, 49.1},
+                      {"qwen3-next-80b-a3b", 32, 4, 8, 1, false, false, 43.5, 3.3, 46.8},
+                      {"qwen3-next-80b-a3b", 32, 4, 8, 2, false, false, 43.5, 3.3, 46.8},
+                      {"qwen3-next-80b-a3b", 32, 4, 8, 3, false, false, 47.1, 8.2, 55.3},
+                      {"qwen3.5-35b-a3b", 8, 1, 8, 0, true, true, 66.0, 16.1, 82.2},
+                      {"qwen3.5-35b-a3b", 8, 1, 8, 0, true, false, 74.3, 22.0, 96.3},
+                      {"qwen3.5-122b-a10b", 32, 1, 32, 0, true, true, 59.2, 29.3, 88.5},
+                      {"qwen3.5-122b-a10b", 32, 1, 32, 0, true, false, 66.6, 42.8, 109.3},
+                      {"qwen3.5-397b-a17b", 64, 1, 64, 0, true, true, 98.2, 43.6, 141.8},
+                      {"qwen3.5-397b-a17b", 64, 1, 64, 0, true, false, 110.5, 64.4, 174.9}};
   for (const Row& r : rows) {
     CAPTURE(r.model);
     CAPTURE(r.rank);
@@ -109,8 +113,8 @@ TEST_CASE("18 bytes a parameter over all GPUs: the lower bounds of two recipes")
   CHECK(std::abs(bound("qwen3.5-35b-a3b", 2) - 323.6) <= 0.05);
 }
 
-// Megatron-Bridge verification cards: bytes of saved checkpoints. A checkpoint holds each weight once,
-// and the optimizer state of every copy that is trained.
+// Megatron-Bridge verification cards: bytes of saved checkpoints. A checkpoint holds each weight
+// once, and the optimizer state of every copy that is trained.
 TEST_CASE("saved checkpoints: 27B at PP4, 35B at PP2") {
   struct Row {
     const char* model;
@@ -160,13 +164,15 @@ TEST_CASE("tensors start on 64 elements and buffers end on lcm(ranks, 128)") {
   // Experts are separate tensors: 64 local experts, two matrices, 41 layers (one of MTP).
   for (const StateBuffer& b : buffers)
     if (b.expert) CHECK(b.slots.size() == 64 * 2 * 41);
-  // A_log (32), dt_bias (32) and the out norm (128) of TP1: the first two cost 32 elements of padding.
+  // A_log (32), dt_bias (32) and the out norm (128) of TP1: the first two cost 32 elements of
+  // padding.
   std::int64_t used = 0;
   for (const StateBuffer& b : buffers)
     if (!b.expert)
       for (const BufferSlot& s : b.slots) used += s.elements;
   for (const StateBuffer& b : buffers)
-    if (!b.expert) CHECK(b.elements - used == 30 * 2 * 32 + (384 - (used + 30 * 2 * 32) % 384) % 384);
+    if (!b.expert)
+      CHECK(b.elements - used == 30 * 2 * 32 + (384 - (used + 30 * 2 * 32) % 384) % 384);
 }
 
 TEST_CASE("frozen parts cost their own bytes only; native keeps gates in fp32") {

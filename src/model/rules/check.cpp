@@ -4,6 +4,8 @@
 #include <cctype>
 #include <utility>
 
+#include <fmt/format.h>
+
 namespace gdn::model::rules {
 
 using config::Granularity;
@@ -29,7 +31,8 @@ ModuleName split(const std::string& text) {
 
 } // namespace
 
-Check::Check(const config::Model& m, const config::Run& r) : model(m), run(r), settings(r.settings) {
+Check::Check(const config::Model& m, const config::Run& r)
+    : model(m), run(r), settings(r.settings) {
   megatron = run.stack == "megatron";
   selective = active_granularity(run) == Granularity::Selective;
   full = active_granularity(run) == Granularity::Full;
@@ -46,7 +49,8 @@ Check::Check(const config::Model& m, const config::Run& r) : model(m), run(r), s
 }
 
 bool Check::lists(std::string_view name) const {
-  return std::any_of(modules.begin(), modules.end(), [&](const ModuleName& m) { return m.name == name; });
+  return std::any_of(modules.begin(), modules.end(),
+                     [&](const ModuleName& m) { return m.name == name; });
 }
 
 bool Check::offloads(std::string_view name) const { return contains(run.offload_modules, name); }
@@ -60,6 +64,10 @@ bool Check::captured(std::string_view scope) const {
   return captures_whole_layers() || (graphs() && contains(run.cuda_graph_scope, scope));
 }
 
+bool Check::splits_heads() const {
+  return !megatron || run.revision.base != "dev" || settings.linear_cp_mode == "headwise";
+}
+
 void Check::reject(std::string rule, Exception exception, std::string key, std::string value,
                    std::string message, std::string allowed, std::string hint) {
   found.push_back({std::move(rule), exception, Verdict::Rejected, std::move(key), std::move(value),
@@ -68,14 +76,30 @@ void Check::reject(std::string rule, Exception exception, std::string key, std::
 
 void Check::tolerate(std::string rule, Exception exception, std::string key, std::string value,
                      std::string message, std::string hint) {
-  found.push_back({std::move(rule), exception, Verdict::Tolerated, std::move(key), std::move(value),
-                   std::move(message), {}, std::move(hint)});
+  found.push_back({std::move(rule),
+                   exception,
+                   Verdict::Tolerated,
+                   std::move(key),
+                   std::move(value),
+                   std::move(message),
+                   {},
+                   std::move(hint)});
 }
 
-void Check::warn(std::string rule, std::string key, std::string value, std::string message, std::string hint) {
-  found.push_back({std::move(rule), Exception::Warning, Verdict::Warned, std::move(key), std::move(value),
-                   std::move(message), {}, std::move(hint)});
+void Check::warn(std::string rule, std::string key, std::string value, std::string message,
+                 std::string hint) {
+  found.push_back({std::move(rule),
+                   Exception::Warning,
+                   Verdict::Warned,
+                   std::move(key),
+                   std::move(value),
+                   std::move(message),
+                   {},
+                   std::move(hint)});
 }
+
+std::string number(std::int64_t n) { return fmt::format("{}", n); }
+std::string number(double x) { return fmt::format("{}", x); }
 
 bool contains(const std::vector<std::string>& list, std::string_view name) {
   return std::find(list.begin(), list.end(), name) != list.end();
@@ -89,8 +113,10 @@ bool version_at_least(std::string_view version, std::string_view minimum) {
       number = number * 10 + (text[i] - '0');
     text.remove_prefix(i);
     // "0dev1" ends the comparison: what follows the digits is no release number.
-    if (!text.empty() && text[0] == '.') text.remove_prefix(1);
-    else text = {};
+    if (!text.empty() && text[0] == '.')
+      text.remove_prefix(1);
+    else
+      text = {};
     return number;
   };
   while (!version.empty() || !minimum.empty()) {

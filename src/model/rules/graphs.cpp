@@ -12,9 +12,11 @@ void check_cuda_graphs(Check& c) {
   const std::string& impl = c.run.cuda_graph_impl;
   const std::vector<std::string> impls{"none", "local", "transformer_engine", "full_iteration"};
   if (!contains(impls, impl))
-    c.reject("graphs.impl", Exception::AssertionError, "cuda_graph_impl", impl, "is no implementation",
-             fmt::format("{}", fmt::join(impls, ", ")), nearest(impl, impls));
-  const std::vector<std::string> scopes{"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration"};
+    c.reject("graphs.impl", Exception::AssertionError, "cuda_graph_impl", impl,
+             "is no implementation", fmt::format("{}", fmt::join(impls, ", ")),
+             nearest(impl, impls));
+  const std::vector<std::string> scopes{"attn",           "mlp",   "moe",           "moe_router",
+                                        "moe_preprocess", "mamba", "full_iteration"};
   for (const std::string& scope : c.run.cuda_graph_scope)
     if (!contains(scopes, scope))
       c.reject("graphs.scope", Exception::AssertionError, "cuda_graph_scope", scope, "is no scope",
@@ -22,27 +24,34 @@ void check_cuda_graphs(Check& c) {
 
   if (c.run.cpu_offloading && impl != "full_iteration")
     c.reject("recompute.27", Exception::ValueError, "cpu_offloading", "true",
-             fmt::format("does not combine with {} CUDA graphs", impl), "cuda_graph_impl full_iteration");
+             fmt::format("does not combine with {} CUDA graphs", impl),
+             "cuda_graph_impl full_iteration");
   if (c.full && impl != "full_iteration")
     c.reject("recompute.23", Exception::AssertionError, "cuda_graph_impl", impl,
              "full recompute works with full-iteration graphs only", "full_iteration, none");
-  if (impl == "transformer_engine" && c.lists("moe") && contains(c.run.cuda_graph_scope, "moe_router"))
+  if (impl == "transformer_engine" && c.lists("moe") &&
+      contains(c.run.cuda_graph_scope, "moe_router"))
     c.reject("recompute.24", Exception::AssertionError, "recompute_modules", "moe",
              "the recomputed module covers the captured moe_router");
   // Row 25: a captured replay cannot draw random numbers.
   if (c.lists("core_attn") && c.captured("attn") && c.run.attention_dropout > 0)
-    c.reject("recompute.25", Exception::AssertionError, "attention_dropout", fmt::format("{}", c.run.attention_dropout),
+    c.reject("recompute.25", Exception::AssertionError, "attention_dropout",
+             number(c.run.attention_dropout),
              "does not combine with captured recompute of core_attn", "0");
   for (const char* name : {"mlp", "moe"})
     if (c.lists(name) && c.captured(name) && c.run.hidden_dropout > 0)
-      c.reject("recompute.25", Exception::AssertionError, "hidden_dropout", fmt::format("{}", c.run.hidden_dropout),
+      c.reject("recompute.25", Exception::AssertionError, "hidden_dropout",
+               number(c.run.hidden_dropout),
                fmt::format("does not combine with captured recompute of {}", name), "0");
   if (c.lists("moe") && c.captured("moe") && c.settings.moe_input_jitter_eps)
     c.reject("recompute.25", Exception::AssertionError, "moe_input_jitter_eps",
-             fmt::format("{}", *c.settings.moe_input_jitter_eps), "does not combine with captured recompute of moe", "null");
+             number(*c.settings.moe_input_jitter_eps),
+             "does not combine with captured recompute of moe", "null");
   // Row 26: the shared expert is captured with the router unless it overlaps.
-  const bool shared_captured = !c.run.moe_shared_expert_overlap && (c.captured("moe_router") || c.captured("moe"));
-  if (c.settings.gtp > 1 && impl == "local" && (c.fp8 || c.run.fp4) && shared_captured && c.lists("shared_experts"))
+  const bool shared_captured =
+      !c.run.moe_shared_expert_overlap && (c.captured("moe_router") || c.captured("moe"));
+  if (c.settings.gtp > 1 && impl == "local" && (c.fp8 || c.run.fp4) && shared_captured &&
+      c.lists("shared_experts"))
     c.reject("recompute.26", Exception::AssertionError, "recompute_modules", "shared_experts",
              "the captured shared expert cannot be recomputed under fp8 or fp4 with GTP");
 }
@@ -51,26 +60,36 @@ void check_expert_overlap(Check& c) {
   if (!c.run.overlap_moe_expert_parallel_comm) return;
   const config::Recompute& r = c.run.recompute;
   const config::Parallel& p = c.run.parallel;
-  auto reject = [&](const char* key, std::string value, const char* message, const char* allowed = "") {
+  auto reject = [&](const char* key, std::string value, const char* message,
+                    const char* allowed = "") {
     c.reject("recompute.28", Exception::AssertionError, key, std::move(value),
              fmt::format("overlap_moe_expert_parallel_comm: {}", message), allowed);
   };
-  if (!version_at_least(c.settings.torch_version, "2.6")) reject("torch_version", c.settings.torch_version, "needs PyTorch 2.6", ">= 2.6");
-  if (p.pp > 1 && p.vp == 1) reject("virtual_pipeline_model_parallel_size", "1", "pipeline parallelism needs virtual stages", "> 1");
-  if (p.ep == 1) reject("expert_model_parallel_size", "1", "there is no expert parallelism to overlap", "> 1");
+  if (!version_at_least(c.settings.torch_version, "2.6"))
+    reject("torch_version", c.settings.torch_version, "needs PyTorch 2.6", ">= 2.6");
+  if (p.pp > 1 && p.vp == 1)
+    reject("virtual_pipeline_model_parallel_size", "1", "pipeline parallelism needs virtual stages",
+           "> 1");
+  if (p.ep == 1)
+    reject("expert_model_parallel_size", "1", "there is no expert parallelism to overlap", "> 1");
   if (c.run.moe_token_dispatcher != "alltoall" && c.run.moe_token_dispatcher != "flex")
-    reject("moe_token_dispatcher_type", c.run.moe_token_dispatcher, "unsupported dispatcher", "alltoall, flex");
-  if (c.full) reject("recompute_granularity", "full", "full recompute is not supported", "none, selective");
+    reject("moe_token_dispatcher_type", c.run.moe_token_dispatcher, "unsupported dispatcher",
+           "alltoall, flex");
+  if (c.full)
+    reject("recompute_granularity", "full", "full recompute is not supported", "none, selective");
   if (!r.method.empty()) reject("recompute_method", r.method, "no method may be set", "unset");
-  if (r.num_layers) reject("recompute_num_layers", fmt::format("{}", *r.num_layers), "no layer count may be set", "unset");
+  if (r.num_layers)
+    reject("recompute_num_layers", number(*r.num_layers), "no layer count may be set", "unset");
   // Tested whatever the granularity is.
   if (c.lists("moe") || (r.modules && contains(*r.modules, "moe")))
     reject("recompute_modules", "moe", "whole-MoE recompute cannot be combined");
   if (c.run.dtype != DType::BF16 && c.run.dtype != DType::FP16)
-    reject("params_dtype", std::string(name_of(c.run.dtype)), "needs 16-bit training", "bf16, fp16");
-  if (c.run.moe_shared_expert_overlap) reject("moe_shared_expert_overlap", "true", "both overlaps cannot be combined", "false");
+    reject("params_dtype", std::string(name_of(c.run.dtype)), "needs 16-bit training",
+           "bf16, fp16");
+  if (c.run.moe_shared_expert_overlap)
+    reject("moe_shared_expert_overlap", "true", "both overlaps cannot be combined", "false");
   if (c.run.train_mtp && c.model.mtp_layers > 1)
-    reject("mtp_num_hidden_layers", fmt::format("{}", c.model.mtp_layers), "at most one MTP layer", "0, 1");
+    reject("mtp_num_hidden_layers", number(c.model.mtp_layers), "at most one MTP layer", "0, 1");
 }
 
 } // namespace gdn::model::rules

@@ -20,7 +20,7 @@ std::string name_of_granularity(config::Granularity g) {
   case config::Granularity::Selective: return "selective";
   case config::Granularity::Full: return "full";
   }
-  return fmt::format("{}", static_cast<int>(g));
+  return number(static_cast<std::int64_t>(g));
 }
 
 // Rows 1 to 6: offload, granularity, method, layers.
@@ -30,31 +30,33 @@ void check_granularity(Check& c) {
   if (c.run.cpu_offloading) { // row 1
     const std::int64_t n = c.run.cpu_offloading_num_layers;
     if (n < 0 || n >= c.model.layers())
-      c.reject("recompute.1", Exception::ValueError, "cpu_offloading_num_layers", fmt::format("{}", n),
+      c.reject("recompute.1", Exception::ValueError, "cpu_offloading_num_layers", number(n),
                "is outside the model", fmt::format("0 to {}", c.model.layers() - 1));
     if (c.run.parallel.pp > 1)
-      c.reject("recompute.1", Exception::ValueError, "cpu_offloading", "true",
-               fmt::format("does not combine with pipeline parallelism (pp = {})", c.run.parallel.pp));
+      c.reject(
+          "recompute.1", Exception::ValueError, "cpu_offloading", "true",
+          fmt::format("does not combine with pipeline parallelism (pp = {})", c.run.parallel.pp));
     if (any)
-      c.reject("recompute.1", Exception::ValueError, "cpu_offloading", "true",
-               fmt::format("does not combine with recompute ({})", name_of_granularity(r.granularity)));
+      c.reject(
+          "recompute.1", Exception::ValueError, "cpu_offloading", "true",
+          fmt::format("does not combine with recompute ({})", name_of_granularity(r.granularity)));
   }
   // Row 2: the reader refuses other spellings; this catches a value made by hand.
-  if (r.granularity != config::Granularity::None && r.granularity != config::Granularity::Selective &&
-      r.granularity != config::Granularity::Full)
-    c.reject("recompute.2", Exception::ValueError, "recompute_granularity", name_of_granularity(r.granularity),
-             "is no granularity", "none, selective, full");
+  if (r.granularity != config::Granularity::None &&
+      r.granularity != config::Granularity::Selective && r.granularity != config::Granularity::Full)
+    c.reject("recompute.2", Exception::ValueError, "recompute_granularity",
+             name_of_granularity(r.granularity), "is no granularity", "none, selective, full");
   if (!r.method.empty() && r.method != "block" && r.method != "uniform") // row 3
-    c.reject("recompute.3", Exception::ValueError, "recompute_method", r.method, "is no method", "uniform, block",
-             nearest(r.method, {"uniform", "block"}));
+    c.reject("recompute.3", Exception::ValueError, "recompute_method", r.method, "is no method",
+             "uniform, block", nearest(r.method, {"uniform", "block"}));
   if (c.full && r.method.empty()) // row 4
-    c.reject("recompute.4", Exception::ValueError, "recompute_method", "null", "full granularity needs a method",
-             "uniform, block");
+    c.reject("recompute.4", Exception::ValueError, "recompute_method", "null",
+             "full granularity needs a method", "uniform, block");
   if (c.full && !r.num_layers) // row 5
     c.reject("recompute.5", Exception::ValueError, "recompute_num_layers", "null",
              "full granularity needs the number of layers", ">= 1");
   if (r.granularity == config::Granularity::Selective && r.num_layers)
-    c.reject("recompute.5", Exception::ValueError, "recompute_num_layers", fmt::format("{}", *r.num_layers),
+    c.reject("recompute.5", Exception::ValueError, "recompute_num_layers", number(*r.num_layers),
              "belongs to full granularity", "unset");
   if (c.run.distribute_saved_activations && c.run.parallel.sequence_parallel) // row 6
     c.reject("recompute.6", Exception::ValueError, "distribute_saved_activations", "true",
@@ -64,20 +66,23 @@ void check_granularity(Check& c) {
 // Row 8. A discard form that no revision has is priced as a hypothesis, whatever the revision.
 void check_names(Check& c) {
   std::vector<std::string> allowed;
-  if (c.megatron) allowed = offered_modules(c.run.revision);
+  if (c.megatron)
+    allowed = offered_modules(c.run.revision);
   else
     for (const Module& m : all_modules()) allowed.emplace_back(m.name);
   for (const ModuleName& m : c.modules) {
     const Module* module = find_module(m.name);
     if (module != nullptr && is_hypothetical(m)) {
       c.tolerate("plan.hypothetical", Exception::Plan, kModules, m.name + ":discard",
-                 fmt::format("no revision has a discard form of {}", m.name), "price it with --hypothetical");
+                 fmt::format("no revision has a discard form of {}", m.name),
+                 "price it with --hypothetical");
       continue;
     }
     if (contains(allowed, m.name)) continue;
     if (module != nullptr)
       c.reject("recompute.8", Exception::AssertionError, kModules, m.name,
-               fmt::format("revision {} has no such module; it is in {}", c.run.revision.text(), where_offered(*module)),
+               fmt::format("revision {} has no such module; it is in {}", c.run.revision.text(),
+                           where_offered(*module)),
                fmt::format("{}", fmt::join(allowed, ", ")));
     else
       c.reject("recompute.8", Exception::AssertionError, kModules, m.name, "unknown module",
@@ -99,25 +104,31 @@ void check_modules(Check& c) {
   for (const char* name : {"gdn", "gdn_qkv", "gdn_in_proj_conv"}) // row 12
     if (c.lists(name) && c.variant != "gdn")
       c.reject("recompute.12", Exception::ValueError, kModules, name,
-               any_gdn ? "is not defined for GDN2" : "no GDN layer present: needs attention variant gdn");
+               any_gdn ? "is not defined for GDN2"
+                       : "no GDN layer present: needs attention variant gdn");
   for (const char* name : {"gdn_norm_out", "gdn_qkv"}) // rows 13 and 14
-    if (const ModuleConflict* conflict = find_conflict("gdn", name); c.lists("gdn") && c.lists(name))
-      c.reject(std::string(conflict->rule), Exception::ValueError, kModules, fmt::format("gdn, {}", name),
+    if (const ModuleConflict* conflict = find_conflict("gdn", name);
+        c.lists("gdn") && c.lists(name))
+      c.reject(std::string(conflict->rule), Exception::ValueError, kModules,
+               fmt::format("gdn, {}", name),
                fmt::format("gdn and {} cannot be combined: {}", name, conflict->why));
   if (c.megatron && c.lists("core_attn")) // row 15
-    c.warn("recompute.15", kModules, "core_attn", "does next to nothing where core attention is fused");
-  if (c.lists("shared_experts") && c.run.moe_shared_expert_overlap && c.model.moe.shared_ffn > 0) // row 16
+    c.warn("recompute.15", kModules, "core_attn",
+           "does next to nothing where core attention is fused");
+  if (c.lists("shared_experts") && c.run.moe_shared_expert_overlap &&
+      c.model.moe.shared_ffn > 0) // row 16
     c.reject("recompute.16", Exception::ValueError, kModules, "shared_experts",
              "cannot be combined with moe_shared_expert_overlap");
   if (!c.megatron || !c.fp8) return;
   for (const char* name : {"moe_act", "layernorm"}) { // row 17
     if (!c.lists(name)) continue;
     if (c.run.fp8_recipe == "delayed")
-      c.reject("recompute.17", Exception::ValueError, kModules, name, "delayed fp8 scaling is unsupported",
-               "tensorwise, mxfp8, blockwise");
+      c.reject("recompute.17", Exception::ValueError, kModules, name,
+               "delayed fp8 scaling is unsupported", "tensorwise, mxfp8, blockwise");
     if (!version_at_least(c.settings.te_version, "2.6"))
       c.reject("recompute.17", Exception::ValueError, "te_version", c.settings.te_version,
-               fmt::format("{} under fp8 needs Transformer Engine 2.6.0dev0 or later", name), ">= 2.6.0dev0");
+               fmt::format("{} under fp8 needs Transformer Engine 2.6.0dev0 or later", name),
+               ">= 2.6.0dev0");
   }
 }
 
@@ -126,11 +137,13 @@ void check_other_forms(Check& c) {
   if (c.settings.moe_layer_recompute) { // row 18
     c.warn("recompute.18", "moe_layer_recompute", "true", "deprecated", "list the module moe");
     if (c.full)
-      c.reject("recompute.18", Exception::ValueError, "moe_layer_recompute", "true", "does not combine with full granularity");
+      c.reject("recompute.18", Exception::ValueError, "moe_layer_recompute", "true",
+               "does not combine with full granularity");
   }
   if (c.lists("mhc")) { // row 19
     if (!c.settings.enable_mhc_connections)
-      c.tolerate("recompute.19", Exception::ValueError, kModules, "mhc", "needs enable_mhc_connections",
+      c.tolerate("recompute.19", Exception::ValueError, kModules, "mhc",
+                 "needs enable_mhc_connections",
                  "inert here: these models have no hyper-connections");
     if (const ModuleConflict* conflict = find_conflict("mhc", "mlp"); c.lists("mlp"))
       c.reject(std::string(conflict->rule), Exception::ValueError, kModules, "mhc, mlp",
@@ -139,22 +152,30 @@ void check_other_forms(Check& c) {
       int n = 0;
       const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), n);
       if (error != std::errc{} || end != text->data() + text->size() || n < 1)
-        c.reject("recompute.19", Exception::ValueError, "mhc_recompute_layer_num", *text, "is no positive integer", ">= 1");
+        c.reject("recompute.19", Exception::ValueError, "mhc_recompute_layer_num", *text,
+                 "is no positive integer", ">= 1");
     }
     if (c.run.fine_grained_offload)
-      c.reject("recompute.19", Exception::NotImplementedError, "fine_grained_activation_offloading", "true",
-               "is not implemented with mhc recompute");
+      c.reject("recompute.19", Exception::NotImplementedError, "fine_grained_activation_offloading",
+               "true", "is not implemented with mhc recompute");
   }
   if (!c.settings.enable_mhc_connections) return; // row 20
   const char* key = "enable_mhc_connections";
-  if (!c.lists("mhc")) c.warn("recompute.20", key, "true", "costs much memory without mhc recompute", "list the module mhc");
+  if (!c.lists("mhc"))
+    c.warn("recompute.20", key, "true", "costs much memory without mhc recompute",
+           "list the module mhc");
   if (c.model.mtp_layers > 0 && c.run.train_mtp)
-    c.reject("recompute.20", Exception::ValueError, key, "true", "does not combine with multi-token prediction");
-  if (c.full) c.reject("recompute.20", Exception::NotImplementedError, key, "true", "is not implemented with full recompute");
+    c.reject("recompute.20", Exception::ValueError, key, "true",
+             "does not combine with multi-token prediction");
+  if (c.full)
+    c.reject("recompute.20", Exception::NotImplementedError, key, "true",
+             "is not implemented with full recompute");
   if (c.run.parallel.pp > 1)
-    c.reject("recompute.20", Exception::NotImplementedError, key, "true", "is not implemented with pipeline parallelism");
+    c.reject("recompute.20", Exception::NotImplementedError, key, "true",
+             "is not implemented with pipeline parallelism");
   if (c.settings.fp32_residual_connection)
-    c.reject("recompute.20", Exception::NotImplementedError, key, "true", "is not implemented with an fp32 residual stream");
+    c.reject("recompute.20", Exception::NotImplementedError, key, "true",
+             "is not implemented with an fp32 residual stream");
 }
 
 } // namespace
