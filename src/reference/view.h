@@ -129,6 +129,8 @@ struct ValuesGrad {
   }
 };
 
+bf16 round_to_bf16(double value); // one rounding, to nearest even
+
 // A vector seen as [1, n].
 template <class T> Mat<T> vector_view(T* data, int64 n) { return Mat<T>(data, 1, n, n); }
 template <class T> Mat<T> vector_view(std::span<T> s) {
