@@ -18,7 +18,7 @@ const std::vector<std::string> kWithoutSize{
     "output_hidden_states", "output_router_logits", "problem_type", "return_dict", "transformers_version", "use_cache",
     "model_type", "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id",
     "max_position_embeddings", "attention_dropout", "hidden_act", "mamba_ssm_dtype", "output_gate_type",
-    "language_model_only", "mtp_use_dedicated_embeddings", "attn_output_gate"};
+    "language_model_only", "mtp_use_dedicated_embeddings"};
 
 bool contains(const std::vector<std::string>& list, const std::string& word) {
   return std::find(list.begin(), list.end(), word) != list.end();
@@ -66,11 +66,7 @@ private:
     used_.emplace_back(key);
     const Node* n = text_->find(key);
     if (needed) required(*text_, key);
-    if (n && !is_none(*n)) {
-      Node value = *n;
-      value.quoted = false; // a JSON string is a word here
-      out_.set(key, value);
-    }
+    copy(key, n);
   }
   void say(const char* key, const std::string& value) { out_.set(key, Node::scalar(value, text_->where, key)); }
 
@@ -113,7 +109,9 @@ private:
     take("attention_bias", false);
     rope();
     if (!out_.find("partial_rotary_factor")) say("partial_rotary_factor", "0.25"); // default of these classes
-    for (const char* key : {"attn_output_gate", "qk_layernorm", "layernorm_zero_centered_gamma"}) say(key, "true");
+    take("attn_output_gate", false);
+    if (!out_.find("attn_output_gate")) say("attn_output_gate", "true"); // these classes always gate
+    for (const char* key : {"qk_layernorm", "layernorm_zero_centered_gamma"}) say(key, "true");
     take("mtp_num_hidden_layers", false);
     if (type_ == "qwen3_next" && !out_.find("mtp_num_hidden_layers"))
       notes_.push_back("mtp_num_hidden_layers: 0; a qwen3_next configuration does not say whether the checkpoint has MTP "

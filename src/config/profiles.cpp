@@ -80,12 +80,15 @@ ModelProfile read_model_profile(const Node& source, const std::vector<Setting>& 
   map.erase("run");
   map.erase("hardware");
 
+  std::vector<std::string> changes;
   for (const Setting& s : settings) {
     if (!is_model_setting(s.key)) continue;
     set_model_key(map, s);
-    if (s.key == "name" || s.key == "aliases" || !map.find("parameters")) continue;
+    if (s.key != "name" && s.key != "aliases") changes.push_back(s.key + "=" + s.value);
+  }
+  if (!changes.empty() && map.find("parameters")) {
     map.erase("parameters");
-    p.notes.push_back(fmt::format("published parameter counts are those of the model without {}={}", s.key, s.value));
+    p.notes.push_back(fmt::format("the published parameter counts are not those of this model: {}", fmt::join(changes, ", ")));
   }
   p.model = read_model(map);
 
@@ -96,13 +99,23 @@ ModelProfile read_model_profile(const Node& source, const std::vector<Setting>& 
     if (!find_run_key(s.key)) { // neither: the message offers both tables
       std::vector<std::string> allowed;
       for (const RunKey& k : run_keys()) allowed.emplace_back(k.name);
-      for (const ModelKey& k : model_keys()) allowed.emplace_back(k.name);
+      for (const ModelKey& k : model_keys()) {
+        allowed.emplace_back(k.name);
+        if (!k.megatron.empty() && k.megatron != k.name) allowed.emplace_back(k.megatron);
+      }
       fail_unknown_key({s.key, s.where, {}}, "", allowed);
     }
     apply(p.run, s.key, s.value, s.where);
   }
   resolve_layout(p.run, p.model.layers());
   return p;
+}
+
+Node to_node(const ModelProfile& profile) {
+  Node out = to_node(profile.model);
+  out.set("hardware", string_node(profile.hardware));
+  out.set("run", to_node(profile.run));
+  return out;
 }
 
 Profiles::Profiles(std::optional<fs::path> folder) {

@@ -69,4 +69,7 @@ private:
 ModelProfile read_model_profile(const Node& map, const std::vector<Setting>& settings = {},
                                 const std::optional<std::filesystem::path>& run_file = {});
 
+// The map that read_model_profile gives the same profile back from: the whole resolved configuration.
+Node to_node(const ModelProfile& profile);
+
 } // namespace gdn::config

@@ -105,7 +105,7 @@ std::vector<RunKey> make_keys() {
   // clang-format off
   std::vector<RunKey> keys{
       {"source", "text", "where this run comes from: 'published: ...' or 'ours: ...'", false, false,
-       [](Run& r, const Node& v) { r.source = as_string(v); }, [](const Run& r) { return none_or(r.source); }},
+       [](Run& r, const Node& v) { r.source = is_none(v) ? "" : as_string(v); }, [](const Run& r) { return none_or(r.source); }},
 
       // Parallelism.
       {"gpus", "integer >= 1", "world size", false, false,

@@ -108,7 +108,7 @@ private:
 
   void open(const YAML::Mark& mark, const std::string& tag, Node::Kind kind) {
     check_tag(mark, tag);
-    if (expects_key()) fail(mark, "a key must be a word, not a list or a map");
+    if (expects_key()) fail(mark, "a key must be a word, not a list or a map; is a bracket left open?");
     if (stack_.size() >= kMaxDepth) fail(mark, fmt::format("nested deeper than {} levels", kMaxDepth));
     stack_.push_back({&add(mark, kind), false});
   }
