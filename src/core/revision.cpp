@@ -25,7 +25,7 @@ const std::vector<std::string>& Revision::known_bases() {
 }
 
 const std::vector<std::string>& Revision::known_changes() {
-  static const std::vector<std::string> changes{"gdn_qkv", "l2norm_kernel", "gdn_in_proj_conv", "gdn"};
+  static const std::vector<std::string> changes{"gdn_qkv", "l2norm_kernel", "gdn_in_proj_conv", "gate_views", "gdn"};
   return changes;
 }
 

@@ -7,7 +7,8 @@ namespace gdn {
 
 // A revision of the target stack: a base tree plus changes composed with '+', e.g.
 // "main+gdn_qkv+l2norm_kernel". Bases: core_r0.17, core_r0.18, core_r0.19, main, dev.
-// Changes: gdn_qkv, l2norm_kernel, gdn_in_proj_conv, gdn.
+// Changes: gdn_qkv, l2norm_kernel, gdn_in_proj_conv, gate_views (of gdn_in_proj_conv: gate inputs are
+// views of the projection), gdn.
 struct Revision {
   std::string base = "main";
   std::vector<std::string> changes = {};

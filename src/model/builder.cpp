@@ -4,9 +4,14 @@
 
 namespace gdn::model {
 
+void Builder::scope(std::string names, std::string params) {
+  name_prefix_ = std::move(names);
+  param_prefix_ = std::move(params);
+}
+
 TensorId Builder::tensor(std::string name, DType dtype, std::vector<std::int64_t> shape, Category category) {
   Tensor t;
-  t.name = std::move(name);
+  t.name = name_prefix_ + name;
   t.dtype = dtype;
   t.shape = std::move(shape);
   std::int64_t elements = 1;
@@ -34,7 +39,7 @@ TensorId Builder::statistic(std::string name, DType dtype, std::vector<std::int6
 TensorId Builder::view(std::string name, TensorId base, std::int64_t first, std::vector<std::int64_t> shape,
                        GradientStorage gradient) {
   Tensor t = at(base);
-  t.name = std::move(name);
+  t.name = name_prefix_ + name;
   t.shape = std::move(shape);
   t.offset += first;
   t.base = base;
@@ -54,7 +59,7 @@ TensorId Builder::reshape(std::string name, TensorId base, std::vector<std::int6
 Op& Builder::op(std::string name, OpKind kind, std::vector<TensorId> inputs, std::vector<TensorId> outputs,
                 Attributes attr) {
   Op op;
-  op.name = std::move(name);
+  op.name = name_prefix_ + name;
   op.kind = kind;
   op.attr = std::move(attr);
   op.inputs = std::move(inputs);

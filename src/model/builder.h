@@ -13,6 +13,15 @@ class Builder {
 public:
   explicit Builder(std::string list_name) { list_.name = std::move(list_name); }
 
+  // Puts `names` in front of every op and tensor name from here on ("mtp0."), and `params` in front
+  // of the names that param() makes ("mtp.0.layer.").
+  void scope(std::string names, std::string params);
+  const std::string& name_scope() const { return name_prefix_; }
+  const std::string& param_scope() const { return param_prefix_; }
+  ParamRef param(std::string local, std::int64_t elements, DType dtype) const {
+    return {param_prefix_ + local, elements, dtype};
+  }
+
   // The unit's input: the residual stream. `external`: owned by the caller whatever the unit does.
   TensorId input(std::string name, DType dtype, std::vector<std::int64_t> shape, bool external = false);
   // A new tensor in a storage of its own.
@@ -43,6 +52,7 @@ public:
 
 private:
   OpList list_;
+  std::string name_prefix_, param_prefix_;
 };
 
 } // namespace gdn::model

@@ -81,12 +81,16 @@ struct GdnAttr {
   bool negative_eigenvalues = false;
   bool deterministic = false;       // plain chunked form under autograd (Megatron's fallback)
   double eps = 1e-6;
+  std::int64_t chunks = 0;          // of 64 tokens, over all sequences of this rank; each starts a new one
 };
 
 struct AttentionAttr {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
   double theta = 1e7;
   bool causal = true;
+  std::int64_t seq = 0;      // keys a query can see (its sequence's length)
+  bool fused = true;         // flash-style core; false: scores and probabilities are tensors
+  double dropout = 0;
 };
 
 struct MoeAttr {
@@ -95,9 +99,17 @@ struct MoeAttr {
   double aux_coeff = 0, z_coeff = 0;
 };
 
+// What the cross entropy keeps for its backward.
+enum class LossForm {
+  Softmax,   // the fp32 softmax, turned into the gradient in backward
+  Overwrite, // the gradient, written over the logits in forward
+  Logits     // the logits themselves and one log-sum-exp a row
+};
+
 struct LossAttr {
   std::int64_t vocab = 0;  // this rank's rows of the vocabulary
   std::int64_t chunk = 0;  // tokens a chunk (LinearCrossEntropy)
+  LossForm form = LossForm::Softmax;
 };
 
 struct RowsAttr {          // Concat: where each input's columns go; Embedding, Data: nothing used
@@ -119,8 +131,9 @@ struct Storage {
 
 // How the gradient of a tensor is stored when several tensors share a storage.
 enum class GradientStorage {
-  Own,   // its own buffer (Megatron: views are assembled by a `cat` step)
-  Slice  // the same slice of the gradient of its storage's first tensor (native)
+  Own,      // its own buffer (Megatron: views are assembled by a `cat` step)
+  Slice,    // the same slice of the gradient of its storage's first tensor (native)
+  Overwrite // the tensor's own storage: the gradient was written over it in forward (fused loss)
 };
 
 // storage + offset + shape; the first dimension has a stride, inner dimensions are contiguous.

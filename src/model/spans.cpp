@@ -10,24 +10,26 @@ namespace gdn::model {
 
 const std::vector<SpanSpec>& megatron_spans() {
   constexpr SpanKind kWhole = SpanKind::WholeBlock, kDiscard = SpanKind::DiscardOutput;
-  // module, first op, last op, kind, hook. Op names are those of src/model/megatron.
+  // module, first op, last op, kind, hook (of the discard form). Op names are those of
+  // src/model/megatron; of several entries for one place the first that a list has wins.
   static const std::vector<SpanSpec> specs{
       {"core_attn", "core_attention", "core_attention", kWhole, ""},
       {"moe_act", "expert_act", "expert_act", kDiscard, "expert_fc2"},
       {"layernorm", "input_layernorm", "input_layernorm", kDiscard, "out_proj"},
       {"layernorm", "input_layernorm", "input_layernorm", kDiscard, "linear_proj"},
       {"layernorm", "pre_mlp_layernorm", "pre_mlp_layernorm", kDiscard, "moe_out"},
+      {"layernorm", "pre_mlp_layernorm", "pre_mlp_layernorm", kDiscard, "unpermute"},
       {"layernorm", "pre_mlp_layernorm", "pre_mlp_layernorm", kDiscard, "mlp_fc2"},
       {"mlp", "mlp.layer_norm", "mlp_fc2", kWhole, ""},
       {"mlp", "mlp_fc1", "mlp_fc2", kWhole, ""},
-      {"moe", "router", "moe_out", kWhole, ""},
+      {"moe", "shared_fc1", "moe_out", kWhole, ""},
+      {"moe", "router", "unpermute", kWhole, ""},
       {"shared_experts", "shared_fc1", "shared_gate", kWhole, ""},
+      {"shared_experts", "shared_fc1", "shared_fc2", kWhole, ""},
       {"gdn_norm_out", "gated_norm", "hp2cp", kDiscard, "out_proj"},
       {"gdn_norm_out", "gated_norm", "hp2cp.transpose", kDiscard, "out_proj"},
-      {"gdn_qkv", "in_proj.layer_norm", "gates", kWhole, ""},
-      {"gdn_qkv", "in_proj", "gates", kWhole, ""},
-      {"gdn_qkv:discard", "in_proj.layer_norm", "gates", kDiscard, "out_proj"},
-      {"gdn_qkv:discard", "in_proj", "gates", kDiscard, "out_proj"},
+      {"gdn_qkv", "in_proj.layer_norm", "gates", kWhole, "out_proj"},
+      {"gdn_qkv", "in_proj", "gates", kWhole, "out_proj"},
       {"gdn_in_proj_conv", "in_proj.layer_norm", "conv1d", kWhole, ""},
       {"gdn_in_proj_conv", "in_proj", "conv1d", kWhole, ""},
       {"gdn", "in_proj.layer_norm", "out_proj", kWhole, ""},
@@ -48,17 +50,6 @@ const std::vector<SpanSpec>& native_spans() {
 
 namespace {
 
-// The first entry of each place wins: "mlp" with its fused norm before "mlp" without.
-void add(std::vector<Span>& spans, const OpList& list, const SpanSpec& spec, bool holds, ReplayExtent extent) {
-  const int first = list.find_op(spec.first), last = list.find_op(spec.last);
-  if (first < 0 || last < 0 || (!spec.hook.empty() && list.find_op(spec.hook) < 0)) return;
-  for (const Span& s : spans)
-    if (s.name == spec.module && s.first <= last && first <= s.last) return;
-  Span s{spec.module, first, last, spec.kind, -1, extent, holds};
-  if (spec.kind == SpanKind::DiscardOutput) s.hook = list.find_op(spec.hook);
-  spans.push_back(s);
-}
-
 // A user's discard span hooks on the last op that reads one of its outputs in forward.
 int default_hook(const OpList& list, int first, int last) {
   int hook = -1;
@@ -68,12 +59,46 @@ int default_hook(const OpList& list, int first, int last) {
   return hook;
 }
 
+// A run of ops on one list; a list may hold several layers, each with a prefix before its op names.
+struct Place {
+  std::string prefix;
+  int first, last;
+};
+std::vector<Place> places(const OpList& list, const std::string& first, const std::string& last) {
+  std::vector<Place> found;
+  for (size_t i = 0; i < list.ops.size(); ++i) {
+    const std::string& name = list.ops[i].name;
+    if (!name.ends_with(first)) continue;
+    const std::string prefix = name.substr(0, name.size() - first.size());
+    if (!prefix.empty() && !prefix.ends_with('.')) continue;
+    if (int end = list.find_op(prefix + last); end >= 0) found.push_back({prefix, static_cast<int>(i), end});
+  }
+  return found;
+}
+
+// "NAME:discard" is NAME's spans in the discard form.
+void add(std::vector<Span>& spans, const OpList& list, const SpanSpec& spec, bool discard, bool holds, ReplayExtent extent) {
+  const std::string name = discard ? spec.module + ":discard" : spec.module;
+  for (const Place& p : places(list, spec.first, spec.last)) {
+    const bool taken = std::any_of(spans.begin(), spans.end(), [&](const Span& s) {
+      return s.name == name && s.first <= p.last && p.first <= s.last;
+    });
+    if (taken) continue;
+    Span s{name, p.first, p.last, discard ? SpanKind::DiscardOutput : spec.kind, -1, extent, holds};
+    if (s.kind == SpanKind::DiscardOutput) {
+      s.hook = spec.hook.empty() ? default_hook(list, s.first, s.last) : list.find_op(p.prefix + spec.hook);
+      if (s.hook < 0) continue; // another layer kind's entry
+    }
+    spans.push_back(s);
+  }
+}
+
 } // namespace
 
 bool acts_on(const std::string& name, const OpList& list, const std::string& stack) {
   const auto& specs = stack == "native" ? native_spans() : megatron_spans();
   return std::any_of(specs.begin(), specs.end(), [&](const SpanSpec& s) {
-    return s.module == name && list.find_op(s.first) >= 0 && list.find_op(s.last) >= 0;
+    return (s.module == name || s.module + ":discard" == name) && !places(list, s.first, s.last).empty();
   });
 }
 
@@ -83,17 +108,18 @@ std::vector<Span> spans_for(const OpList& list, const std::vector<std::string>& 
   const ReplayExtent extent = native ? ReplayExtent::Needed : ReplayExtent::All;
   std::vector<Span> spans;
   auto listed = [&](const std::string& name) { return std::find(modules.begin(), modules.end(), name) != modules.end(); };
-  for (const SpanSpec& spec : native ? native_spans() : megatron_spans())
-    if (spec.by_default ? !listed("-" + spec.module) : listed(spec.module)) add(spans, list, spec, !native, extent);
-  for (const config::UserSpan& u : user) {
-    const int first = list.find_op(u.first), last = list.find_op(u.last);
-    if (first < 0 || last < 0) continue; // another layer kind's
-    if (last < first)
-      throw Error(ErrorCode::Usage, fmt::format("--span {}: '{}' comes after '{}' in '{}'", u.name, u.first, u.last, list.name));
-    Span s{u.name, first, last, u.discard ? SpanKind::DiscardOutput : SpanKind::WholeBlock, -1, extent, !native};
-    if (u.discard) s.hook = default_hook(list, first, last);
-    spans.push_back(s);
+  for (const SpanSpec& spec : native ? native_spans() : megatron_spans()) {
+    if (spec.by_default ? !listed("-" + spec.module) : listed(spec.module)) add(spans, list, spec, false, !native, extent);
+    if (listed(spec.module + ":discard")) add(spans, list, spec, true, !native, extent);
   }
+  for (const config::UserSpan& u : user)
+    for (const Place& p : places(list, u.first, u.last)) { // none: another layer kind's
+      if (p.last < p.first)
+        throw Error(ErrorCode::Usage, fmt::format("--span {}: '{}' comes after '{}' in '{}'", u.name, u.first, u.last, list.name));
+      Span s{u.name, p.first, p.last, u.discard ? SpanKind::DiscardOutput : SpanKind::WholeBlock, -1, extent, !native};
+      if (u.discard) s.hook = default_hook(list, p.first, p.last);
+      spans.push_back(s);
+    }
   return spans;
 }
 

@@ -358,6 +358,7 @@ private:
       for (TensorId t : s.grad_writes) {
         if (!required_[static_cast<size_t>(t)]) continue;
         const bool first = !written_[static_cast<size_t>(t)];
+        if (list_.tensor(t).gradient == model::GradientStorage::Overwrite) gradient_[root(t)] = require(context, t, event);
         BufferId id = gradient_of(t, event);
         written_[static_cast<size_t>(t)] = true;
         access(id, t, first ? AccessMode::Write : AccessMode::Accumulate, true);

@@ -2,20 +2,51 @@
 
 namespace gdn::model {
 
-TensorId conv_silu(Builder& b, std::string name, TensorId qkv, ParamRef weight, const GdnAttr& attr, std::string out) {
+namespace {
+
+TensorId depthwise(Builder& b, std::string name, OpKind kind, TensorId qkv, ParamRef weight, const GdnAttr& attr,
+                   std::string out) {
   TensorId y = b.tensor(std::move(out), b.at(qkv).dtype, b.at(qkv).shape);
-  Op& op = b.op(std::move(name), OpKind::ConvSilu, {qkv}, {y}, attr);
+  Op& op = b.op(std::move(name), kind, {qkv}, {y}, attr);
   Step backward{.name = "backward", .reads = {qkv}, .grad_reads = {y}, .grad_writes = {qkv}, .param_grads = {0}};
   op.model_flops = 2.0 * static_cast<double>(b.at(qkv).elements()) * static_cast<double>(attr.kernel);
   op.params = {std::move(weight)};
   if (attr.conv_bias) {
     ParamRef bias = op.params[0];
-    bias.name += "_bias";
+    bias.name += ".bias";
     bias.elements = b.at(qkv).cols();
     op.params.push_back(bias);
     backward.param_grads.push_back(1);
   }
   op.steps = {std::move(backward)};
+  return y;
+}
+
+} // namespace
+
+// Saved by the plain chunked rule, all fp32 [inferred from its source]: the rows and the leading
+// i x i blocks cloned by the 63 steps of the forward substitution, sum(i^2 + i) = 87,360 values a
+// chunk and head; about eleven [token, head, d] and six 64-wide tensors; one state a chunk.
+std::vector<TensorId> plain_rule_intermediates(Builder& b, const GdnAttr& a) {
+  const std::int64_t rows = a.chunks * 64, hv = a.value_heads; // padded to whole chunks
+  return {b.statistic("rule_substitution", DType::FP32, {a.chunks, hv, 87360}),
+          b.statistic("rule_rows", DType::FP32, {rows, hv, 6 * a.key_dim + 5 * a.value_dim}),
+          b.statistic("rule_blocks", DType::FP32, {rows, hv, 6 * 64}),
+          b.statistic("rule_states", DType::FP32, {a.chunks, hv, a.key_dim, a.value_dim})};
+}
+
+TensorId conv_silu(Builder& b, std::string name, TensorId qkv, ParamRef weight, const GdnAttr& attr, std::string out) {
+  return depthwise(b, std::move(name), OpKind::ConvSilu, qkv, std::move(weight), attr, std::move(out));
+}
+
+TensorId conv(Builder& b, std::string name, TensorId qkv, ParamRef weight, const GdnAttr& attr, std::string out) {
+  return depthwise(b, std::move(name), OpKind::Conv, qkv, std::move(weight), attr, std::move(out));
+}
+
+TensorId silu(Builder& b, std::string name, TensorId x, std::string out) {
+  TensorId y = b.tensor(std::move(out), b.at(x).dtype, b.at(x).shape);
+  Op& op = b.op(std::move(name), OpKind::Silu, {x}, {y});
+  op.steps.push_back({.name = "backward", .reads = {x}, .grad_reads = {y}, .grad_writes = {x}});
   return y;
 }
 
@@ -50,22 +81,29 @@ RuleOutputs gated_delta_rule(Builder& b, std::string name, TensorId q, TensorId 
                              const GdnAttr& attr) {
   const std::int64_t rows = b.at(v).rows(), hv = attr.value_heads;
   const DType dtype = b.at(v).dtype;
-  TensorId o = b.tensor("o", dtype, {rows, hv, attr.value_dim});
-  TensorId g_cum = b.statistic("g_cum", DType::FP32, {rows, hv});
-  TensorId a = b.statistic("A", dtype, {rows, hv, 64});
-  std::vector<TensorId> outputs{o, g_cum, a}, saved{q, k, v, beta, g_cum, a};
-  if (attr.normalise) {
-    TensorId q_hat = b.statistic("q_hat", dtype, b.at(q).shape), k_hat = b.statistic("k_hat", dtype, b.at(k).shape);
-    TensorId q_rstd = b.statistic("q_rstd", DType::FP32, {rows, b.at(q).shape[1]});
-    TensorId k_rstd = b.statistic("k_rstd", DType::FP32, {rows, b.at(k).shape[1]});
-    outputs.insert(outputs.end(), {q_hat, k_hat, q_rstd, k_rstd});
-    saved = {q_hat, k_hat, q_rstd, k_rstd, v, beta, g_cum, a};
+  RuleOutputs result{b.tensor("o", dtype, {rows, hv, attr.value_dim})};
+  std::vector<TensorId> outputs{result.o}, saved;
+  if (attr.deterministic) {
+    saved = plain_rule_intermediates(b, attr);
+    outputs.insert(outputs.end(), saved.begin(), saved.end());
+  } else {
+    result.g_cum = b.statistic("g_cum", DType::FP32, {rows, hv});
+    result.a = b.statistic("A", dtype, {rows, hv, 64});
+    outputs.insert(outputs.end(), {result.g_cum, result.a});
+    saved = {q, k, v, beta, result.g_cum, result.a};
+    if (attr.normalise) {
+      TensorId q_hat = b.statistic("q_hat", dtype, b.at(q).shape), k_hat = b.statistic("k_hat", dtype, b.at(k).shape);
+      TensorId q_rstd = b.statistic("q_rstd", DType::FP32, {rows, b.at(q).shape[1]});
+      TensorId k_rstd = b.statistic("k_rstd", DType::FP32, {rows, b.at(k).shape[1]});
+      outputs.insert(outputs.end(), {q_hat, k_hat, q_rstd, k_rstd});
+      saved = {q_hat, k_hat, q_rstd, k_rstd, v, beta, result.g_cum, result.a};
+    }
   }
   Op& op = b.op(std::move(name), OpKind::Rule, {q, k, v, g, beta}, outputs, attr);
-  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {o}, .grad_writes = {q, k, v, g, beta}});
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {result.o}, .grad_writes = {q, k, v, g, beta}});
   // Megatron's count: the recurrence with dv in place of dk (its own quirk, kept so that TFLOP/s compare).
   op.model_flops = 8.0 * static_cast<double>(rows * hv) * static_cast<double>(attr.value_dim * attr.value_dim);
-  return {o, g_cum, a};
+  return result;
 }
 
 TensorId gated_norm(Builder& b, std::string name, TensorId o, TensorId z, ParamRef weight, const GdnAttr& attr,

@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <vector>
 
 #include "model/builder.h"
 
@@ -10,6 +11,11 @@ namespace gdn::model {
 // Causal depthwise conv + SiLU over qkv [R, C]. Backward reads its input (a view of the projection)
 // and recomputes the pre-activation.
 TensorId conv_silu(Builder& b, std::string name, TensorId qkv, ParamRef weight, const GdnAttr& attr, std::string out);
+
+// The two halves of conv_silu as ops of their own (deterministic mode): backward of the convolution
+// reads its input, that of the activation the pre-activation.
+TensorId conv(Builder& b, std::string name, TensorId qkv, ParamRef weight, const GdnAttr& attr, std::string out);
+TensorId silu(Builder& b, std::string name, TensorId x, std::string out);
 
 struct L2NormOutputs {
   TensorId y;    // [R, 2 Hk, dk]
@@ -30,14 +36,19 @@ GateOutputs gates(Builder& b, std::string name, TensorId beta_logits, TensorId a
                   const GdnAttr& attr);
 
 struct RuleOutputs {
-  TensorId o;     // [R, Hv, dv]
-  TensorId g_cum; // [R, Hv] fp32, chunk-local inclusive sum of g
-  TensorId a;     // [R, Hv, 64], the chunk's triangular inverse
+  TensorId o;          // [R, Hv, dv]
+  TensorId g_cum = -1; // [R, Hv] fp32, chunk-local inclusive sum of g
+  TensorId a = -1;     // [R, Hv, 64], the chunk's triangular inverse
 };
 // The chunked gated delta rule (chunk 64). With attr.normalise it also makes its own normalised q
-// and k (same shapes) and their reciprocal norms, which backward reads instead of q and k.
+// and k (same shapes) and their reciprocal norms, which backward reads instead of q and k. With
+// attr.deterministic it is the plain chunked form under autograd, whose fp32 intermediates are kept
+// in place of g_cum and a.
 RuleOutputs gated_delta_rule(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, TensorId g, TensorId beta,
                              const GdnAttr& attr);
+
+// The statistics that the plain chunked rule keeps; for both rules.
+std::vector<TensorId> plain_rule_intermediates(Builder& b, const GdnAttr& attr);
 
 // RMSNorm over dv times silu(z): o, z [R, Hv, dv] -> [R, Hv, dv]. Backward reads o, z and rstd, and
 // the normalised o where `keep_normalised` (a compiler boundary between norm and gate).

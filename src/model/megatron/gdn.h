@@ -10,4 +10,11 @@ namespace gdn::model::megatron {
 // normalised hidden states in build `local`) to its output [N_sp, h].
 TensorId gdn_mixer(Builder& b, TensorId x, const config::Model& model, const config::Run& run, const Dims& d);
 
+// Whether the gates keep contiguous copies of their raw inputs (the tree of NVIDIA/Megatron-LM#5982)
+// or views of the projection, which pin it (main; change `gate_views`: #5982's span ported to main).
+bool gate_inputs_are_copies(const Revision& revision);
+
+// The same with channel-wise gates (GDN2): wider projection, decay, erase and write gates.
+TensorId gdn2_mixer(Builder& b, TensorId x, const config::Model& model, const config::Run& run, const Dims& d);
+
 } // namespace gdn::model::megatron

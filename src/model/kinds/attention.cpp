@@ -1,0 +1,55 @@
+#include "model/kinds/attention.h"
+
+namespace gdn::model {
+
+TensorId head_norm(Builder& b, std::string name, TensorId x, ParamRef weight, NormAttr attr,
+                   std::vector<std::int64_t> shape, std::string out) {
+  const std::int64_t statistics = b.at(x).elements() / attr.group;
+  TensorId y = b.tensor(out, b.at(x).dtype, std::move(shape));
+  TensorId rstd = b.statistic(out + "_rstd", DType::FP32, {statistics});
+  Op& op = b.op(std::move(name), OpKind::HeadNorm, {x}, {y, rstd}, attr);
+  op.params = {std::move(weight)};
+  op.steps.push_back({.name = "backward", .reads = {x, rstd}, .grad_reads = {y}, .grad_writes = {x}, .param_grads = {0}});
+  return y;
+}
+
+TensorId rope(Builder& b, std::string name, TensorId x, const AttentionAttr& attr, std::string out) {
+  TensorId y = b.tensor(std::move(out), b.at(x).dtype, b.at(x).shape);
+  Op& op = b.op(std::move(name), OpKind::Rope, {x}, {y}, attr);
+  op.steps.push_back({.name = "backward", .grad_reads = {y}, .grad_writes = {x}});
+  return y;
+}
+
+TensorId core_attention(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, const AttentionAttr& attr,
+                        const CoreCollectives& collectives, std::string out) {
+  const std::int64_t rows = b.at(q).rows();
+  const DType dtype = b.at(q).dtype;
+  TensorId o = b.tensor(out, dtype, b.at(q).shape);
+  std::vector<TensorId> outputs{o}, saved{q, k, v};
+  if (attr.fused) {
+    outputs.push_back(b.statistic(out + "_lse", DType::FP32, {rows, attr.heads}));
+    saved.push_back(o); // for the row sums of o * d:o
+  } else {
+    const std::vector<std::int64_t> square{attr.heads, rows, attr.seq};
+    outputs.push_back(b.statistic(out + "_scores", dtype, square));
+    outputs.push_back(b.statistic(out + "_probs", dtype, square));
+    if (attr.dropout > 0) outputs.push_back(b.statistic(out + "_mask", DType::Bool, square));
+  }
+  saved.insert(saved.end(), outputs.begin() + 1, outputs.end());
+  Op& op = b.op(std::move(name), OpKind::CoreAttention, {q, k, v}, outputs, attr);
+  op.collectives = collectives.forward;
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {o}, .grad_writes = {q, k, v},
+                      .collectives = collectives.backward});
+  // Two products over half the square.
+  op.model_flops = 2.0 * static_cast<double>(rows * attr.heads * attr.head_dim) * static_cast<double>(attr.seq);
+  return o;
+}
+
+TensorId output_gate(Builder& b, std::string name, TensorId o, TensorId gate, std::string out) {
+  TensorId y = b.tensor(std::move(out), b.at(o).dtype, b.at(o).shape);
+  Op& op = b.op(std::move(name), OpKind::OutputGate, {o, gate}, {y});
+  op.steps.push_back({.name = "backward", .reads = {o, gate}, .grad_reads = {y}, .grad_writes = {o, gate}});
+  return y;
+}
+
+} // namespace gdn::model

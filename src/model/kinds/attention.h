@@ -1,0 +1,33 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "model/builder.h"
+
+// The ops of a full-attention mixer. R = rows (tokens) of this rank, heads are this rank's.
+namespace gdn::model {
+
+// RMSNorm of q or k: x [R * heads, d] (possibly strided) -> [R, heads, d]; attr.group columns share a
+// statistic: d (per head), or all of a token's (whole vector). Backward reads x and the statistic.
+TensorId head_norm(Builder& b, std::string name, TensorId x, ParamRef weight, NormAttr attr,
+                   std::vector<std::int64_t> shape, std::string out);
+
+// Rotates the first rotary_dim columns of every head, out of place. Backward rotates back: it reads
+// the angles only, which are constants.
+TensorId rope(Builder& b, std::string name, TensorId x, const AttentionAttr& attr, std::string out);
+
+// What context parallelism moves during the core: k and v around the ring, gathered, or q, k, v and
+// the output exchanged between sequence and heads.
+struct CoreCollectives {
+  std::vector<Collective> forward, backward;
+};
+// softmax(q k^T / sqrt(d)) v, causal: q [R, n, d], k, v [R, g, d] -> [R, n, d]. The fused core keeps q, k,
+// v, its output and one log-sum-exp a row and head (fp32); the unfused one the scores and the
+// probabilities, [n, R, seq] each, and a mask where attr.dropout > 0.
+TensorId core_attention(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, const AttentionAttr& attr,
+                        const CoreCollectives& collectives, std::string out);
+
+// out = o * sigmoid(gate). Backward reads both.
+TensorId output_gate(Builder& b, std::string name, TensorId o, TensorId gate, std::string out);
+
+} // namespace gdn::model

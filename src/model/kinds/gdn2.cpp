@@ -1,0 +1,43 @@
+#include "model/kinds/gdn2.h"
+
+#include "model/kinds/gdn.h"
+
+namespace gdn::model {
+
+Gdn2GateOutputs gdn2_gates(Builder& b, std::string name, TensorId f, TensorId erase, TensorId write, ParamRef a_log,
+                           ParamRef dt_bias, const GdnAttr& attr) {
+  const std::int64_t rows = b.at(f).rows();
+  const DType dtype = b.at(f).dtype;
+  Gdn2GateOutputs out{b.tensor("g", DType::FP32, {rows, attr.value_heads, attr.key_dim}),
+                      b.tensor("b", dtype, {rows, attr.value_heads, attr.key_dim}),
+                      b.tensor("w", dtype, {rows, attr.value_heads, attr.value_dim})};
+  Op& op = b.op(std::move(name), OpKind::Gdn2Gates, {f, erase, write}, {out.g, out.b, out.w}, attr);
+  op.params = {std::move(a_log), std::move(dt_bias)};
+  op.steps.push_back({.name = "backward", .reads = {f, erase, write}, .grad_reads = {out.g, out.b, out.w},
+                      .grad_writes = {f, erase, write}, .param_grads = {0, 1}});
+  return out;
+}
+
+TensorId gdn2_rule(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, const Gdn2GateOutputs& gates,
+                   const GdnAttr& attr) {
+  const std::int64_t rows = b.at(v).rows(), hv = attr.value_heads;
+  const DType dtype = b.at(v).dtype;
+  TensorId o = b.tensor("o", dtype, {rows, hv, attr.value_dim});
+  std::vector<TensorId> outputs{o}, saved;
+  if (attr.deterministic) {
+    saved = plain_rule_intermediates(b, attr);
+    outputs.insert(outputs.end(), saved.begin(), saved.end());
+  } else {
+    outputs.insert(outputs.end(), {b.statistic("g_cum", DType::FP32, {rows, hv, attr.key_dim}),
+                                   b.statistic("A", dtype, {rows, hv, 64}), b.statistic("A_qk", dtype, {rows, hv, 64})});
+    saved = {q, k, v, gates.b, gates.w, gates.g};
+    saved.insert(saved.end(), outputs.begin() + 1, outputs.end());
+  }
+  Op& op = b.op(std::move(name), OpKind::Gdn2Rule, {q, k, v, gates.g, gates.b, gates.w}, outputs, attr);
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {o},
+                      .grad_writes = {q, k, v, gates.g, gates.b, gates.w}});
+  op.model_flops = 8.0 * static_cast<double>(rows * hv) * static_cast<double>(attr.value_dim * attr.value_dim);
+  return o;
+}
+
+} // namespace gdn::model

@@ -1,0 +1,103 @@
+#include "model/megatron/attention.h"
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "model/kinds/attention.h"
+#include "model/kinds/linear.h"
+#include "model/kinds/plumbing.h"
+#include "model/parameters.h"
+
+namespace gdn::model::megatron {
+
+namespace {
+
+// What cp_comm_type moves for one core; the ring passes k and v on cp - 1 times, and their gradients
+// with them in backward. `q`, `kv`: bytes of this rank's q and of its k and v together.
+CoreCollectives core_collectives(const std::string& type, std::int64_t cp, Bytes q, Bytes kv) {
+  auto move = [&](CollectiveKind kind, Bytes bytes) { return Collective{kind, Group::Cp, cp, bytes}; };
+  if (cp == 1) return {};
+  if (type == "p2p" || type == "a2a+p2p") // the hierarchical form is priced as its ring
+    return {{move(CollectiveKind::P2p, (cp - 1) * kv)}, {move(CollectiveKind::P2p, 2 * (cp - 1) * kv)}};
+  if (type == "all_gather")
+    return {{move(CollectiveKind::AllGather, cp * kv)},
+            {move(CollectiveKind::AllGather, cp * kv), move(CollectiveKind::ReduceScatter, cp * kv)}};
+  if (type == "a2a")
+    return {{move(CollectiveKind::AllToAll, q + kv), move(CollectiveKind::AllToAll, q)},
+            {move(CollectiveKind::AllToAll, q), move(CollectiveKind::AllToAll, q + kv)}};
+  throw Error(ErrorCode::Config,
+              fmt::format("cp_comm_type '{}' is unknown{}", type, did_you_mean(type, {"p2p", "all_gather", "a2a", "a2a+p2p"})),
+              "one of p2p, all_gather, a2a, a2a+p2p");
+}
+
+// Heads of one rank inside the projection's layout: per query group q heads, gate heads, k, v.
+struct Layout {
+  std::int64_t groups, width;           // groups on this rank, columns of a group
+  std::int64_t query;                   // columns of a group's q section that this rank uses
+  std::int64_t gate_at, key_at, value_at;
+};
+
+Layout layout(const config::AttentionShape& s, const HeadsPerRank& heads) {
+  const std::int64_t d = s.head_dim, per_group = s.heads / s.kv_heads * d; // q columns of a whole group
+  const std::int64_t key_at = per_group * (s.output_gate ? 2 : 1);
+  return {heads.kv, key_at + 2 * d, heads.query / heads.kv * d, per_group, key_at, key_at + d};
+}
+
+} // namespace
+
+TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, const config::Run& run, const Dims& d) {
+  const config::AttentionShape& s = model.attention;
+  const HeadsPerRank heads = attention_heads_per_rank(s, d.tp);
+  const std::int64_t N = d.tokens, n = heads.query, g = heads.kv, hd = s.head_dim;
+  const Layout at = layout(s, heads);
+  const std::int64_t all = s.heads * hd * (s.output_gate ? 2 : 1) + 2 * s.kv_heads * hd; // columns of all ranks
+  const AttentionAttr attr{.heads = n, .kv_heads = g, .head_dim = hd,
+                           .rotary_dim = s.rope ? static_cast<std::int64_t>(static_cast<double>(hd) * s.rotary_fraction) : 0,
+                           .theta = s.rope_theta, .seq = d.seq, .fused = run.fused_attention,
+                           .dropout = run.attention_dropout};
+  const NormAttr norm{model.norm_eps, model.zero_centred_norm};
+
+  TensorId h = x;
+  if (run.build == config::Build::Te) // fused into linear_qkv's module
+    h = rms_norm(b, "linear_qkv.layer_norm", x, b.param("input_norm", d.hidden, d.dtype), norm, "ln_out").y;
+  TensorId mixed = linear(b, "linear_qkv", h, b.param("attention.linear_qkv", all / d.tp * d.hidden, d.dtype), all / d.tp,
+                          {TensorParallel::Column, d.tp, d.sp, s.qkv_bias}, "mixed");    // [N, groups of q | gate | k | v]
+  if (heads.kv_replicas > 1) { // the even shard is no whole group: gather all columns, take this rank's group
+    TensorId gathered = gather_columns(b, "linear_qkv.gather", mixed, d.tp, true, "mixed_gathered");
+    TensorId group = split(b, "linear_qkv.slice", gathered, {{"mixed_slice", {N, at.width}}})[0];
+    mixed = copy(b, "linear_qkv.copy", group, "mixed_group");
+  }
+  std::vector<GroupSection> sections{{"q_view", 0, at.query}, {"k_view", at.key_at, hd}, {"v_view", at.value_at, hd}};
+  if (s.output_gate) sections.push_back({"gate_view", at.gate_at, at.query});
+  auto parts = split_groups(b, "split", mixed, g, sections);
+  TensorId q = copy(b, "copy_q", parts[0], "q_copy", {N, n, hd}); // the reshape of strided heads copies
+  TensorId gate = s.output_gate ? copy(b, "copy_gate", parts[3], "gate", {N, n, hd}) : -1;
+  TensorId k = parts[1];
+  if (s.whole_vector_qk_norm) {
+    NormAttr whole_q = norm, whole_k = norm;
+    whole_q.group = n * hd;
+    whole_k.group = g * hd;
+    q = head_norm(b, "q_norm", q, b.param("attention.q_norm", n * hd, d.dtype), whole_q, {N, n, hd}, "q_norm");
+    k = head_norm(b, "k_norm", k, b.param("attention.k_norm", g * hd, d.dtype), whole_k, {N, g, hd}, "k_norm");
+  } else if (s.qk_norm) {
+    NormAttr head = norm;
+    head.group = hd;
+    q = head_norm(b, "q_norm", q, b.param("attention.q_norm", hd, d.dtype), head, {N, n, hd}, "q_norm");
+    k = head_norm(b, "k_norm", k, b.param("attention.k_norm", hd, d.dtype), head, {N, g, hd}, "k_norm");
+  } else {
+    k = copy(b, "copy_k", k, "k_copy", {N, g, hd});
+  }
+  if (s.rope) {
+    q = rope(b, "rope_q", q, attr, "q_rot");
+    k = rope(b, "rope_k", k, attr, "k_rot");
+  }
+  TensorId v = copy(b, "copy_v", parts[2], "v_attn", {N, g, hd});
+  TensorId o = core_attention(b, "core_attention", q, k, v, attr,
+                              core_collectives(run.cp_comm_type, d.cp, b.at(q).bytes(), b.at(k).bytes() + b.at(v).bytes()),
+                              "attn");                                                   // [N, n, d]
+  if (s.output_gate) o = output_gate(b, "output_gate", o, gate, "attn_gated");
+  return linear(b, "linear_proj", o, b.param("attention.linear_proj", n * hd * d.hidden, d.dtype), d.hidden,
+                {TensorParallel::Row, d.tp, d.sp, false}, "out");                        // [N_sp, h]
+}
+
+} // namespace gdn::model::megatron
