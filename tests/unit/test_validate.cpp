@@ -58,7 +58,8 @@ void use_attention_only(Model& m) {
 std::vector<std::string> rejected_rules(const Model& model, const Run& run) {
   std::vector<std::string> rules;
   for (const Violation& v : validate(model, run))
-    if (v.verdict == Verdict::Rejected && std::find(rules.begin(), rules.end(), v.rule) == rules.end())
+    if (v.verdict == Verdict::Rejected &&
+        std::find(rules.begin(), rules.end(), v.rule) == rules.end())
       rules.push_back(v.rule);
   return rules;
 }
@@ -82,11 +83,12 @@ struct RuleCase {
   Verdict verdict = Verdict::Rejected;
 };
 
-constexpr Exception A = Exception::AssertionError, V = Exception::ValueError, N = Exception::NotImplementedError,
-                    I = Exception::ImportError, R = Exception::RuntimeError, W = Exception::Warning,
-                    P = Exception::Plan;
+constexpr Exception A = Exception::AssertionError, V = Exception::ValueError,
+                    N = Exception::NotImplementedError, I = Exception::ImportError,
+                    R = Exception::RuntimeError, W = Exception::Warning, P = Exception::Plan;
 constexpr Verdict kWarned = Verdict::Warned, kTolerated = Verdict::Tolerated;
 
+// clang-format off
 const std::vector<RuleCase>& rule_cases() {
   static const std::vector<RuleCase> cases{
       // Recompute.
@@ -265,6 +267,7 @@ const std::vector<RuleCase>& rule_cases() {
       {"plan.hypothetical", P, [](Model&, Run& r) { r.recompute.user_spans = {{"mine", "conv1d", "gates", false}}; }, kTolerated}};
   return cases;
 }
+// clang-format on
 
 } // namespace
 
@@ -282,7 +285,8 @@ TEST_CASE("every rule fires with the stack's exception class") {
     CAPTURE(c.rule);
     CHECK_MESSAGE(std::any_of(found.begin(), found.end(),
                               [&](const Violation& v) {
-                                return v.rule == c.rule && v.exception == c.exception && v.verdict == c.verdict;
+                                return v.rule == c.rule && v.exception == c.exception &&
+                                       v.verdict == c.verdict;
                               }),
                   text_of(found));
     CHECK((c.verdict != Verdict::Rejected || any_rejected(found)));
@@ -293,19 +297,23 @@ TEST_CASE("every row of the stack's three lists is exercised") {
   std::set<std::string> tested;
   for (const RuleCase& c : rule_cases()) tested.insert(c.rule);
   for (int row = 1; row <= 30; ++row)
-    if (row != 7) CHECK_MESSAGE(tested.contains("recompute." + std::to_string(row)), row); // 7: a default
-  for (int row = 1; row <= 8; ++row) CHECK_MESSAGE(tested.contains("offload." + std::to_string(row)), row);
+    if (row != 7)
+      CHECK_MESSAGE(tested.contains("recompute." + std::to_string(row)), row); // 7: a default
+  for (int row = 1; row <= 8; ++row)
+    CHECK_MESSAGE(tested.contains("offload." + std::to_string(row)), row);
   for (int row = 1; row <= 15; ++row)
-    if (row != 5) CHECK_MESSAGE(tested.contains("gdn." + std::to_string(row)), row); // 5: modifies row 4
+    if (row != 5)
+      CHECK_MESSAGE(tested.contains("gdn." + std::to_string(row)), row); // 5: modifies row 4
 }
 
 // NVIDIA/Megatron-LM's configuration validator, NVIDIA-NeMo/RL#2280.
 TEST_CASE("the validation table: one message a line") {
   struct Row {
     std::function<void(Model&, Run&)> input;
-    const char* rule;                   // "" for valid
+    const char* rule; // "" for valid
     std::vector<const char*> mentions;
   };
+  // clang-format off
   const Row rows[] = {
       {[](Model&, Run& r) { select(r, {"moe_atc"}); }, "recompute.8", {"moe_atc", "moe_act", "gdn_norm_out"}},
       {[](Model&, Run& r) { select(r, {}); r.recompute.num_layers = 1; }, "recompute.5", {"recompute_num_layers", "full"}},
@@ -322,6 +330,7 @@ TEST_CASE("the validation table: one message a line") {
       {[](Model&, Run& r) { r.cpu_offloading = true; select(r, {}); }, "recompute.1", {"recompute"}},
       {[](Model&, Run& r) { select(r, {}); }, "", {}},
       {[](Model&, Run& r) { r.recompute.granularity = Granularity::Selective; }, "", {}}};
+  // clang-format on
   for (const Row& row : rows) {
     Model model = known_model("qwen3-next-80b-a3b");
     Run run = legal_run();
@@ -355,10 +364,11 @@ TEST_CASE("selective granularity without a list means core_attn; moe_layer_recom
 TEST_CASE("nested and useless lists are legal; gdn with gdn_norm_out names the pair") {
   const Model model = known_model("qwen3-next-80b-a3b");
   Run run = legal_run();
-  for (std::vector<std::string> modules : {std::vector<std::string>{"core_attn", "moe", "moe_act", "mlp"},
-                                           {"layernorm", "moe", "moe_act"},
-                                           {"core_attn", "gdn_norm_out", "moe_act"},
-                                           {"gdn_qkv", "gdn_norm_out", "moe"}}) {
+  for (std::vector<std::string> modules :
+       {std::vector<std::string>{"core_attn", "moe", "moe_act", "mlp"},
+        {"layernorm", "moe", "moe_act"},
+        {"core_attn", "gdn_norm_out", "moe_act"},
+        {"gdn_qkv", "gdn_norm_out", "moe"}}) {
     select(run, modules);
     CHECK(rejected_rules(model, run).empty());
   }
@@ -375,7 +385,8 @@ TEST_CASE("tensor parallelism of GDN is limited by its key heads") {
   const Model next = known_model("qwen3-next-80b-a3b");
   Run run = legal_run();
   run.parallel.sequence_parallel = true;
-  for (auto [tp, legal] : {std::pair{1, true}, {2, true}, {4, true}, {8, true}, {16, true}, {32, false}}) {
+  for (auto [tp, legal] :
+       {std::pair{1, true}, {2, true}, {4, true}, {8, true}, {16, true}, {32, false}}) {
     run.parallel.tp = run.parallel.gpus = tp;
     run.parallel.ep = 1;
     const std::vector<Violation> found = validate(next, run);
@@ -450,13 +461,14 @@ TEST_CASE("the stack's own error comes first") {
   run.overlap_moe_expert_parallel_comm = true;
   run.optimizer.moment1_dtype = DType::BF16;
   CHECK(rejected_rules(model, run) ==
-        std::vector<std::string>{"gdn.2", "gdn.4", "recompute.5", "recompute.8", "offload.2", "offload.3",
-                                 "recompute.24", "recompute.28", "optimizer.2"});
+        std::vector<std::string>{"gdn.2", "gdn.4", "recompute.5", "recompute.8", "offload.2",
+                                 "offload.3", "recompute.24", "recompute.28", "optimizer.2"});
   run.recompute.method = "uniform"; // refused while arguments are parsed
   CHECK(rejected_rules(model, run).front() == "recompute.21");
 }
 
-TEST_CASE("stack native is not bound by Megatron-LM's software, but by its own modules and shapes") {
+TEST_CASE(
+    "stack native is not bound by Megatron-LM's software, but by its own modules and shapes") {
   const Model model = known_model("qwen3.5-35b-a3b");
   Run run = legal_run();
   run.stack = "native";
@@ -496,7 +508,11 @@ TEST_CASE("packed input: offsets are checked sequence by sequence") {
   CHECK(describe(found[0]).find("zig-zag") != std::string::npos);
   CHECK(validate_packed({.offsets = {0, 30, 128}, .total = 128, .cp = 2, .zigzag = false}).empty());
 
-  found = validate_packed({.offsets = {0, 29, 128}, .kv_offsets = {0, 30, 128}, .total = 128, .batch = 2, .deterministic = true});
+  found = validate_packed({.offsets = {0, 29, 128},
+                           .kv_offsets = {0, 30, 128},
+                           .total = 128,
+                           .batch = 2,
+                           .deterministic = true});
   REQUIRE(found.size() == 3);
   for (const Violation& v : found) CHECK(v.exception == Exception::AssertionError);
   CHECK(any_rejected(validate_packed({.offsets = {}, .total = 128})));
@@ -519,9 +535,13 @@ const std::vector<std::string> kGraphScope{"attn", "moe_router", "moe_preprocess
 
 void full_uniform(Run& r) { recompute_fully(r, "uniform", 1); }
 void overlap(Run& r) { r.overlap_moe_expert_parallel_comm = true; }
-void hybrid_ep(Run& r) { r.moe_token_dispatcher = "flex"; r.settings.moe_flex_dispatcher_backend = "hybridep"; }
+void hybrid_ep(Run& r) {
+  r.moe_token_dispatcher = "flex";
+  r.settings.moe_flex_dispatcher_backend = "hybridep";
+}
 
 // Megatron-Bridge 067f987: performance recipes of Qwen3.5-VL, library recipes; other frameworks.
+// clang-format off
 const std::vector<Recipe>& recipes() {
   static const std::vector<Recipe> list{
       // Performance recipes.
@@ -603,6 +623,7 @@ const std::vector<Recipe>& recipes() {
       {"Olmo-Hybrid long context", "olmo-hybrid-7b", 8, 1, 1, 2, 1, 1, 0, 65536}};
   return list;
 }
+// clang-format on
 
 } // namespace
 
@@ -614,9 +635,11 @@ TEST_CASE("published recipes: legal ones pass, broken ones are refused for their
     run.parallel.pp = recipe.pp;
     run.parallel.cp = recipe.cp;
     run.parallel.ep = recipe.ep;
-    run.parallel.sequence_parallel = recipe.tp > 1; // as the frameworks set it unless a recipe says no
+    run.parallel.sequence_parallel =
+        recipe.tp > 1; // as the frameworks set it unless a recipe says no
     run.micro_batch = recipe.micro_batch;
-    run.global_batch = recipe.global_batch > 0 ? recipe.global_batch : recipe.micro_batch * run.parallel.dp();
+    run.global_batch =
+        recipe.global_batch > 0 ? recipe.global_batch : recipe.micro_batch * run.parallel.dp();
     run.seq = recipe.seq;
     run.vocab_divisor = 0; // Megatron-Bridge and the Hugging Face loaders do not pad
     recipe.with(run);
@@ -626,11 +649,22 @@ TEST_CASE("published recipes: legal ones pass, broken ones are refused for their
   }
 }
 
+TEST_CASE("the run of every built-in profile is legal") {
+  const config::Profiles profiles;
+  for (const config::Profiles::Listed& listed : profiles.models()) {
+    CAPTURE(listed.name);
+    const config::ModelProfile profile = profiles.model(listed.name);
+    const std::vector<Violation> found = validate(profile.model, profile.run);
+    CHECK_MESSAGE(!any_rejected(found), text_of(found));
+  }
+}
+
 // --------------------------------------------------------------------------------- modules ----
 
 TEST_CASE("modules by revision") {
   using Names = std::vector<std::string>;
-  const Names base{"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"};
+  const Names base{"core_attn", "moe_act", "layernorm",     "mla_up_proj",
+                   "mlp",       "moe",     "shared_experts"};
   auto with = [&](Names more) {
     Names all = base;
     all.insert(all.end(), more.begin(), more.end());
@@ -639,7 +673,8 @@ TEST_CASE("modules by revision") {
   CHECK(offered_modules(Revision::parse("core_r0.17")) == base);
   CHECK(offered_modules(Revision::parse("core_r0.18")) == base);
   CHECK(offered_modules(Revision::parse("core_r0.19")) == with({"gdn_norm_out"}));
-  CHECK(offered_modules(Revision::parse("main")) == with({"gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}));
+  CHECK(offered_modules(Revision::parse("main")) ==
+        with({"gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"}));
   CHECK(offered_modules(Revision::parse("dev")) == with({"gdn_norm_out", "gdn", "mhc"}));
   CHECK(offered_modules(Revision::parse("core_r0.19+gdn_qkv+gdn_in_proj_conv")) ==
         with({"gdn_norm_out", "gdn_qkv", "gdn_in_proj_conv"}));
@@ -651,7 +686,8 @@ TEST_CASE("modules by revision") {
     if (m.kind == SpanKind::DiscardOutput) discard.emplace_back(m.name);
     if (m.inert) inert.emplace_back(m.name);
   }
-  CHECK(discard == Names{"moe_act", "layernorm", "mla_up_proj", "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc"});
+  CHECK(discard == Names{"moe_act", "layernorm", "mla_up_proj", "gdn_norm_out", "gdp_in_proj",
+                         "gdp_qkv", "mhc"});
   CHECK(inert == Names{"mla_up_proj", "gdp_in_proj", "gdp_qkv", "mhc"});
 }
 
