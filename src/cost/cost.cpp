@@ -55,49 +55,54 @@ CostModel::CostModel(const config::Hardware& hardware, std::string provider, con
     assume("launch_latency", "no kernel launch latency in the profile: launches are free");
 }
 
-double CostModel::efficiency(Family family, bool backward, double size) const {
-  auto [it, fresh] = curves_.try_emplace(static_cast<int>(family) * 2 + backward);
+namespace {
+
+// Where an efficiency is looked up: the pass itself, then what stands in for it.
+std::vector<std::string> lookups(std::string_view pass) {
+  if (pass == "forward") return {"forward", "any"};
+  if (pass == "dgrad") return {"dgrad", "backward", "any", "forward"}; // a GEMM of the forward's shape
+  if (pass == "wgrad") return {"wgrad", "backward", "any"};
+  return {"backward", "any"};
+}
+
+} // namespace
+
+double CostModel::efficiency(Family family, std::string_view pass, double size) const {
+  auto [it, fresh] = curves_.try_emplace({family, pass});
   Curve& curve = it->second;
   if (fresh) {
-    const std::string name{model::name_of(family)}, pass = backward ? "backward" : "forward";
-    auto collect = [&](const std::string& provider, const std::string& wanted) {
-      for (const config::EfficiencyRow& r : hardware_.efficiencies)
-        if (r.provider == provider && r.family == name && r.pass == wanted)
-          curve.points.push_back({r.size.value_or(0), r.value});
-      return !curve.points.empty();
+    const std::string name{model::name_of(family)};
+    auto collect = [&](const std::string& provider) {
+      for (const std::string& wanted : lookups(pass)) {
+        for (const config::EfficiencyRow& r : hardware_.efficiencies)
+          if (r.provider == provider && r.family == name && r.pass == wanted)
+            curve.points.push_back({r.size.value_or(0), r.value});
+        if (!curve.points.empty()) return true;
+      }
+      return false;
     };
     std::string from;
-    for (const std::string& provider : {provider_, std::string("upstream"), std::string("own")}) {
-      if (collect(provider, pass) || collect(provider, "any")) {
-        from = provider;
-        break;
-      }
-    }
-    if (curve.points.empty()) {
-      curve.points.push_back({0, default_efficiency(family, backward)});
-      assume(fmt::format("efficiency.{}.{}.{}", provider_, name, pass),
-             fmt::format("{} {}: {:.2f} of the limit (no measurement in profile '{}')", name, pass,
-                         curve.points[0].second, hardware_.name));
+    for (const std::string& provider : {provider_, std::string("upstream"), std::string("own")})
+      if (from.empty() && collect(provider)) from = provider;
+    const std::string key = fmt::format("efficiency.{}.{}.{}", provider_, name, pass);
+    if (from.empty()) {
+      curve.points.push_back({0, default_efficiency(family, pass != "forward")});
+      assume(key, fmt::format("{} {}: {:.2f} of the {} (no measurement in profile '{}')", name, pass, curve.points[0].second,
+                              memory_bound(family) ? "bandwidth" : "dense peak", hardware_.name));
     } else if (from != provider_) {
-      assume(fmt::format("efficiency.{}.{}.{}", provider_, name, pass),
-             fmt::format("{} {}: efficiency borrowed from provider '{}'", name, pass, from));
+      assume(key, fmt::format("{} {}: efficiency borrowed from provider '{}'", name, pass, from));
     }
     std::sort(curve.points.begin(), curve.points.end());
   }
   return interpolate(curve.points, std::max(size, 1.0));
 }
 
-Seconds CostModel::seconds(const model::Work& work, bool backward) const {
+Seconds CostModel::seconds(const model::Work& work, std::string_view pass) const {
   if (work.family == Family::None) return 0;
-  const BytesPerSecond bandwidth = hardware_.achieved_bandwidth > 0 ? hardware_.achieved_bandwidth : hardware_.bandwidth;
-  const double share = efficiency(work.family, backward, work.size);
-  const Bytes traffic = work.traffic;
-  Seconds t;
-  if (memory_bound(work.family)) {
-    t = static_cast<double>(traffic) / (bandwidth * share);
-  } else {
-    t = std::max(work.flops / (peak_ * share), static_cast<double>(traffic) / bandwidth);
-  }
+  const double share = efficiency(work.family, pass, work.size);
+  const double traffic = static_cast<double>(work.traffic);
+  const Seconds t = memory_bound(work.family) ? traffic / (hardware_.bandwidth * share)
+                                              : std::max(work.flops / (peak_ * share), stream(work.traffic));
   return t + work.kernels * hardware_.launch_latency;
 }
 
@@ -154,6 +159,16 @@ Seconds CostModel::point_to_point(Bytes bytes) const {
   return seconds(model::Collective{model::CollectiveKind::P2p, Group::Pp, parallel_.pp, bytes});
 }
 
+namespace {
+
+std::string_view pass_of(const model::Op& op, int step) {
+  if (step < 0) return "forward";
+  const std::string& name = op.steps[static_cast<size_t>(step)].name;
+  return name == "dgrad" ? "dgrad" : name == "wgrad" ? "wgrad" : "backward";
+}
+
+} // namespace
+
 UnitTime CostModel::time(const program::UnitTrace& t, const model::Provider& provider) const {
   UnitTime out;
   for (const program::Event& e : t.events) {
@@ -162,7 +177,7 @@ UnitTime CostModel::time(const program::UnitTrace& t, const model::Provider& pro
     const auto& collectives = e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives;
     Seconds communication = 0;
     for (const model::Collective& c : collectives) communication += seconds(c);
-    const Seconds total = seconds(work, e.step >= 0) + communication;
+    const Seconds total = seconds(work, pass_of(op, e.step)) + communication;
     out.communication += communication;
     switch (e.pass) {
     case program::Pass::Forward: out.forward += total; out.forward_flops += work.flops; break;

@@ -9,8 +9,9 @@
 #include "model/provider.h"
 #include "program/trace.h"
 
-// Time of ops and collectives from a hardware profile: a roofline per op, dense peak and achieved
-// bandwidth times an efficiency by provider, family, pass and size.
+// Time of ops and collectives from a hardware profile: a roofline per op. Matrix work runs at a share
+// of the dense peak, everything else at a share of the nominal bandwidth, by provider, family, pass
+// and size.
 namespace gdn::cost {
 
 // What the times below rest on and no profile states: printed with every result.
@@ -34,7 +35,8 @@ public:
   CostModel(const config::Hardware& hardware, std::string provider, const config::Parallel& parallel,
             DType dtype);
 
-  Seconds seconds(const model::Work& work, bool backward) const;
+  // `pass`: "forward", "backward", or a step that profiles measure on its own ("dgrad", "wgrad").
+  Seconds seconds(const model::Work& work, std::string_view pass) const;
   Seconds seconds(const model::Collective& collective) const;
   // A transfer of `bytes` to the neighbouring pipeline rank.
   Seconds point_to_point(Bytes bytes) const;
@@ -46,7 +48,7 @@ public:
   FlopsPerSecond peak() const { return peak_; }
 
 private:
-  double efficiency(model::Family family, bool backward, double size) const;
+  double efficiency(model::Family family, std::string_view pass, double size) const;
   BytesPerSecond link(model::Group group, std::int64_t ranks) const;
   void assume(std::string key, std::string text) const { assumptions_.insert({std::move(key), std::move(text)}); }
 
@@ -57,7 +59,7 @@ private:
   std::string provider_;
   config::Parallel parallel_;
   FlopsPerSecond peak_ = 0;
-  mutable std::map<int, Curve> curves_; // family * 2 + backward
+  mutable std::map<std::pair<model::Family, std::string_view>, Curve> curves_;
   mutable std::set<Assumption> assumptions_;
 };
 

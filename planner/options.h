@@ -1,0 +1,62 @@
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "config/profiles.h"
+#include "core/units.h"
+#include "report/document.h"
+
+namespace gdn::planner {
+
+// Options that every command on a model takes.
+struct ModelOptions {
+  std::string model;
+  std::string hardware;                    // empty: the model profile's
+  std::string run_file, profiles_folder;
+  std::vector<config::Setting> settings;   // --set and its shorthands, in the order given
+  std::vector<std::string> spans;          // --span
+  std::string budget;                      // --budget
+
+  void add_to(CLI::App& command);
+
+private:
+  void shorthand(CLI::App& command, const std::string& flag, const std::string& key, const std::string& help);
+};
+
+// A model with everything a command plans it with.
+struct Case {
+  config::ModelProfile profile;
+  config::Hardware hardware;
+  std::optional<Bytes> budget;
+};
+Case load(const ModelOptions& options);
+
+// Where and how results go.
+struct OutputOptions {
+  std::string format = "text", file, colour = "auto";
+
+  void add_to(CLI::App& command, const std::vector<std::string>& formats);
+  report::TextStyle style() const;
+};
+
+using Json = nlohmann::ordered_json;
+
+// What a command says, in each of its forms; unset forms are not offered by the command.
+struct Output {
+  report::Document text;
+  std::function<Json()> json;
+  std::function<std::string()> yaml;
+};
+// Writes to stdout, or whole to -o FILE (a temporary beside it, renamed). The format follows the file's
+// ending unless --format says otherwise. Throws Error{Io}.
+void write(const Output& output, const OutputOptions& options);
+
+// A value a user asked for that is a flag as well as a YAML key, so that "who said it" can be printed.
+std::string join(const std::vector<std::string>& words, const std::string& between = " ");
+
+} // namespace gdn::planner
