@@ -1,0 +1,61 @@
+// Sizes of the rule's intermediates; host only, so the planner can ask without a device.
+#include "kernels/gdn/rule_sizes.h"
+
+#include <algorithm>
+
+#include <fmt/core.h>
+
+#include "core/error.h"
+#include "kernels/gdn/chunk_backward.h"
+
+namespace gdn::kernels {
+
+RuleScratch rule_scratch(const GdnShape& shape, bool backward) {
+  const std::int64_t chunk_heads =
+      gdn_chunk_capacity(shape.tokens, shape.sequences) * shape.value_heads;
+  const std::int64_t slices = (shape.value_dim + 63) / 64;
+  RuleScratch s;
+  std::int64_t end = 0;
+  auto place = [&](std::int64_t bytes_per_chunk_head) {
+    const std::int64_t at = end;
+    end = (at + chunk_heads * bytes_per_chunk_head + 1023) / 1024 * 1024;
+    return at;
+  };
+  s.p = place(kTileImageBytes);
+  s.factors = place(kRowFactors * kChunk * 4);
+  if (backward) {
+    s.states = place(slices * 2 * kTileImageBytes);
+    s.d_states = place(slices * 2 * kTileImageBytes);
+    s.z = place(slices * kTileImageBytes);
+    s.e = place(slices * kTileImageBytes);
+  }
+  s.bytes = end;
+  return s;
+}
+
+void check_rule_shape(const GdnShape& s, std::string_view kernel) {
+  auto refuse = [&](std::string_view what) {
+    throw Error(ErrorCode::Usage,
+                fmt::format("{}: {} tokens, {} sequences, heads {}/{}, widths {}/{} are not "
+                            "supported: {}", kernel, s.tokens, s.sequences, s.key_heads,
+                            s.value_heads, s.key_dim, s.value_dim, what));
+  };
+  if (s.tokens < 0 || s.tokens >= std::int64_t{1} << 31) refuse("tokens must be below 2^31");
+  if (s.sequences < 0 || s.sequences >= std::int64_t{1} << 31) refuse("sequences must be below 2^31");
+  if (s.key_heads <= 0 || s.value_heads <= 0 || s.value_heads % s.key_heads != 0)
+    refuse("value heads must be a multiple of key heads");
+  if (s.key_dim <= 0 || s.value_dim <= 0 || s.key_dim % 8 != 0 || s.value_dim % 8 != 0)
+    refuse("widths must be multiples of 8");
+  if (s.key_dim > kMaxKeyDim || s.value_dim > kMaxValueDim)
+    refuse(fmt::format("key width up to {}, value width up to {}", kMaxKeyDim, kMaxValueDim));
+}
+
+std::int64_t gdn_chunk_forward_scratch(const GdnShape& shape) {
+  return rule_scratch(shape, false).bytes;
+}
+
+std::int64_t gdn_chunk_backward_scratch(const GdnShape& shape) {
+  return rule_scratch(shape, true).bytes;
+}
+
+} // namespace gdn::kernels

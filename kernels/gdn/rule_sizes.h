@@ -1,0 +1,24 @@
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+#include "kernels/gdn/shape.h"
+
+namespace gdn::kernels {
+
+inline constexpr int kTileImageBytes = 8192; // a 64 x 64 bf16 tile
+inline constexpr int kRowFactors = 7;        // fp32 factors per row, value head
+inline constexpr int kMaxKeyDim = 128;
+inline constexpr int kMaxValueDim = 192;
+
+// Byte offsets of the intermediates inside the scratch buffer. Per chunk and value head: P, the row
+// factors, and in the backward S and dS (64 x 128 bf16 per 64 value columns), Z and E (64 x 64).
+struct RuleScratch {
+  std::int64_t p = 0, factors = 0, states = 0, d_states = 0, z = 0, e = 0, bytes = 0;
+};
+RuleScratch rule_scratch(const GdnShape& shape, bool backward);
+
+// Throws Error{Usage} naming the shape and the limit it breaks.
+void check_rule_shape(const GdnShape& shape, std::string_view kernel);
+
+} // namespace gdn::kernels
