@@ -49,6 +49,8 @@ enum class OpKind {
   SharedGate,
   // ends of the model
   Embedding, Concat, LmHead, CrossEntropy, LinearCrossEntropy, LossSum,
+  // native: fused front ends and compact routing ([T, k] instead of [T, E])
+  Gdn2Pre, AttentionPre, TopK, RouterLoss, Sort, Gather, SharedScore,
   // toy kind for tests of the engine: any inputs, any outputs
   Toy
 };
@@ -84,6 +86,8 @@ struct GdnAttr {
   std::int64_t chunks = 0;          // of 64 tokens, over all sequences of this rank; each starts a new one
 };
 
+enum class QkNorm { None, PerHead, WholeVector };
+
 struct AttentionAttr {
   std::int64_t heads = 0, kv_heads = 0, head_dim = 0, rotary_dim = 0;
   double theta = 1e7;
@@ -91,12 +95,17 @@ struct AttentionAttr {
   std::int64_t seq = 0;      // keys a query can see (its sequence's length)
   bool fused = true;         // flash-style core; false: scores and probabilities are tensors
   double dropout = 0;
+  // Read by AttentionPre alone, which normalises q and k itself.
+  QkNorm qk_norm = QkNorm::None;
+  double eps = 1e-6;
+  bool zero_centred = true;
 };
 
 struct MoeAttr {
   std::int64_t experts = 0, local_experts = 0, top_k = 0, ffn = 0;
   bool renormalise = true, sigmoid = false, forced_balance = false;
   double aux_coeff = 0, z_coeff = 0;
+  std::int64_t capacity = 0; // Sort: rows of every expert, padded; 0: as many as were routed
 };
 
 // What the cross entropy keeps for its backward.
@@ -110,6 +119,7 @@ struct LossAttr {
   std::int64_t vocab = 0;  // this rank's rows of the vocabulary
   std::int64_t chunk = 0;  // tokens a chunk (LinearCrossEntropy)
   LossForm form = LossForm::Softmax;
+  bool fused = false;      // one compiled function instead of separate ops: its time, nothing it keeps
 };
 
 struct RowsAttr {          // Concat: where each input's columns go; Embedding, Data: nothing used

@@ -1,41 +1,135 @@
-#include "model/provider.h"
+#include "model/upstream.h"
+
+#include <set>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
 
 namespace gdn::model {
 
+namespace upstream {
+
+Bytes touched(const OpList& list, const Op& op, int step) {
+  std::set<TensorId> tensors;
+  std::set<TensorId> gradients;
+  Bytes bytes = 0, weights = 0;
+  for (const ParamRef& p : op.params) weights += p.elements * size_of(p.dtype);
+  if (is_forward(step)) {
+    tensors.insert(op.inputs.begin(), op.inputs.end());
+    tensors.insert(op.outputs.begin(), op.outputs.end());
+    bytes = weights;
+  } else {
+    const Step& s = step_of(op, step);
+    tensors.insert(s.reads.begin(), s.reads.end());
+    gradients.insert(s.grad_reads.begin(), s.grad_reads.end());
+    gradients.insert(s.grad_writes.begin(), s.grad_writes.end());
+    if (!s.grad_writes.empty()) bytes += weights;
+    for (int p : s.param_grads) bytes += 8 * op.params[static_cast<size_t>(p)].elements;
+  }
+  for (TensorId t : tensors) bytes += list.tensor(t).bytes();
+  for (TensorId t : gradients) bytes += list.tensor(t).bytes();
+  return bytes;
+}
+
+Work memory_bound(const OpList& list, const Op& op, int step, Family family, Bytes scratch, int kernels, double passes) {
+  const double traffic = static_cast<double>(touched(list, op, step)) * passes;
+  return {.scratch = scratch, .traffic = static_cast<Bytes>(traffic), .family = family, .size = traffic, .kernels = kernels};
+}
+
 namespace {
 
-// What a Megatron user runs: FLA, Transformer Engine, cuBLAS, PyTorch.
+Work nothing(const OpList&, const Op&, int) { return {.kernels = 0}; }
+
+// One kernel, or what torch.compile makes one.
+Work elementwise(const OpList& list, const Op& op, int step) { return memory_bound(list, op, step, Family::Elementwise); }
+
+// Names in forward; `torch.cat` of the sections in backward.
+Work view(const OpList& list, const Op& op, int step) {
+  return is_forward(step) ? nothing(list, op, step) : elementwise(list, op, step);
+}
+
+// Index-select copy, exchange, concatenation that undoes the zig-zag order: three buffers of the
+// tensor's size beside it, and two copies.
+Work all_to_all(const OpList& list, const Op& op, int step) {
+  return memory_bound(list, op, step, Family::Permute, 3 * list.tensor(op.inputs[0]).bytes(), 2, 2);
+}
+
+// The collective works rank by rank; columns are put side by side (or taken apart) by one more copy.
+Work gather_columns(const OpList& list, const Op& op, int step) {
+  const bool copies = is_forward(step) || !step_of(op, step).collectives.empty();
+  return memory_bound(list, op, step, Family::Permute, copies ? list.tensor(op.outputs[0]).bytes() : 0, 1, 2);
+}
+
+// Sigmoid of one product a row, then the product of both.
+Work shared_gate(const OpList& list, const Op& op, int step) {
+  return memory_bound(list, op, step, Family::Elementwise, 0, is_forward(step) ? 3 : 5);
+}
+
+} // namespace
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> table{
+      {OpKind::Data, nothing, ""},
+      {OpKind::View, view, ""},
+      {OpKind::Copy, elementwise, ""},
+      {OpKind::ResidualAdd, elementwise, ""},
+      {OpKind::AllToAll, all_to_all, ""},
+      {OpKind::AllGather, gather_columns, ""},
+      {OpKind::ReduceScatter, elementwise, ""},
+      {OpKind::AllReduce, nullptr, "reductions belong to the linears, the embedding and the loss"},
+      {OpKind::RmsNorm, norm, ""},
+      {OpKind::Linear, linear, ""},
+      {OpKind::ConvSilu, conv, ""},
+      {OpKind::Conv, conv, ""},
+      {OpKind::Silu, elementwise, ""},
+      {OpKind::L2Norm, l2_norm, ""},
+      {OpKind::ExpandHeads, elementwise, ""},
+      {OpKind::Gates, elementwise, ""},
+      {OpKind::Rule, rule, ""},
+      {OpKind::Gdn2Gates, gdn2_gates, ""},
+      {OpKind::Gdn2Rule, gdn2_rule, ""},
+      {OpKind::GatedNorm, gated_norm, ""},
+      {OpKind::GdnPre, nullptr, "the fused front end is stack native's"},
+      {OpKind::HeadNorm, norm, ""},
+      {OpKind::Rope, elementwise, ""},
+      {OpKind::CoreAttention, core_attention, ""},
+      {OpKind::OutputGate, elementwise, ""},
+      {OpKind::Router, router, ""},
+      {OpKind::Permute, permute, ""},
+      {OpKind::Dispatch, exchange_rows, ""},
+      {OpKind::GroupedLinear, grouped_linear, ""},
+      {OpKind::SwiGluProb, elementwise, ""},
+      {OpKind::CombineDispatch, exchange_rows, ""},
+      {OpKind::Unpermute, unpermute, ""},
+      {OpKind::SwiGlu, elementwise, ""},
+      {OpKind::SharedGate, shared_gate, ""},
+      {OpKind::Embedding, embedding, ""},
+      {OpKind::Concat, elementwise, ""},
+      {OpKind::LmHead, linear, ""},
+      {OpKind::CrossEntropy, cross_entropy, ""},
+      {OpKind::LinearCrossEntropy, linear_cross_entropy, ""},
+      {OpKind::LossSum, elementwise, ""},
+      {OpKind::Toy, elementwise, ""}};
+  return table;
+}
+
+} // namespace upstream
+
+namespace {
+
 class Upstream final : public Provider {
 public:
   std::string_view name() const override { return "upstream"; }
-  Work work(const OpList& list, const Op& op, int step) const override;
+  Work work(const OpList& list, const Op& op, int step) const override {
+    const upstream::Entry& entry = upstream::entries()[static_cast<size_t>(op.kind)];
+    if (!entry.work)
+      throw Error(ErrorCode::Internal, fmt::format("op list '{}', {}: upstream runs no op of kind '{}': {}", list.name, op.name,
+                                                   name_of(op.kind), entry.reason));
+    return entry.work(list, op, step);
+  }
 };
-
-// FLA bc3b101d chunk_gated_delta_rule with q and k at Hv heads; chunk states h per 64 tokens.
-Work rule(const OpList& list, const Op& op, int step) {
-  const GdnAttr& a = std::get<GdnAttr>(op.attr);
-  const Tensor& v = list.tensor(op.inputs[2]);
-  const std::int64_t rows = v.rows(), chunks = ceil_div(rows, 64);
-  const std::int64_t k_row = a.value_heads * a.key_dim, v_row = a.value_heads * a.value_dim;
-  const Bytes states = 2 * a.value_heads * a.key_dim * a.value_dim * chunks; // bf16
-  Work w;
-  w.family = Family::Rule;
-  if (step < 0) w.scratch = rows * (2 * k_row + 4 * v_row) + states; // w; u, v_new; h
-  else w.scratch = rows * (6 * k_row + 6 * v_row + 4 * a.value_heads) + 2 * states; // w, dw, dk2; u, v_new, du; dg2; h, dh
-  return w;
-}
-
-Work Upstream::work(const OpList& list, const Op& op, int step) const {
-  switch (op.kind) {
-  case OpKind::Rule: return rule(list, op, step);
-  case OpKind::L2Norm: {
-    Work w;
-    if (step < 0) w.scratch = list.tensor(op.inputs[0]).bytes(); // contiguous q|k copy
-    return w;
-  }
-  default: return {};
-  }
-}
 
 } // namespace
 

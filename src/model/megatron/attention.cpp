@@ -1,56 +1,17 @@
 #include "model/megatron/attention.h"
 
-#include <fmt/format.h>
-
-#include "core/error.h"
 #include "model/kinds/attention.h"
 #include "model/kinds/linear.h"
 #include "model/kinds/plumbing.h"
-#include "model/parameters.h"
+#include "model/qkv_layout.h"
 
 namespace gdn::model::megatron {
-
-namespace {
-
-// What cp_comm_type moves for one core; the ring passes k and v on cp - 1 times, and their gradients
-// with them in backward. `q`, `kv`: bytes of this rank's q and of its k and v together.
-CoreCollectives core_collectives(const std::string& type, std::int64_t cp, Bytes q, Bytes kv) {
-  auto move = [&](CollectiveKind kind, Bytes bytes) { return Collective{kind, Group::Cp, cp, bytes}; };
-  if (cp == 1) return {};
-  if (type == "p2p" || type == "a2a+p2p") // the hierarchical form is priced as its ring
-    return {{move(CollectiveKind::P2p, (cp - 1) * kv)}, {move(CollectiveKind::P2p, 2 * (cp - 1) * kv)}};
-  if (type == "all_gather")
-    return {{move(CollectiveKind::AllGather, cp * kv)},
-            {move(CollectiveKind::AllGather, cp * kv), move(CollectiveKind::ReduceScatter, cp * kv)}};
-  if (type == "a2a")
-    return {{move(CollectiveKind::AllToAll, q + kv), move(CollectiveKind::AllToAll, q)},
-            {move(CollectiveKind::AllToAll, q), move(CollectiveKind::AllToAll, q + kv)}};
-  throw Error(ErrorCode::Config,
-              fmt::format("cp_comm_type '{}' is unknown{}", type, did_you_mean(type, {"p2p", "all_gather", "a2a", "a2a+p2p"})),
-              "one of p2p, all_gather, a2a, a2a+p2p");
-}
-
-// Heads of one rank inside the projection's layout: per query group q heads, gate heads, k, v.
-struct Layout {
-  std::int64_t groups, width;           // groups on this rank, columns of a group
-  std::int64_t query;                   // columns of a group's q section that this rank uses
-  std::int64_t gate_at, key_at, value_at;
-};
-
-Layout layout(const config::AttentionShape& s, const HeadsPerRank& heads) {
-  const std::int64_t d = s.head_dim, per_group = s.heads / s.kv_heads * d; // q columns of a whole group
-  const std::int64_t key_at = per_group * (s.output_gate ? 2 : 1);
-  return {heads.kv, key_at + 2 * d, heads.query / heads.kv * d, per_group, key_at, key_at + d};
-}
-
-} // namespace
 
 TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, const config::Run& run, const Dims& d) {
   const config::AttentionShape& s = model.attention;
   const HeadsPerRank heads = attention_heads_per_rank(s, d.tp);
   const std::int64_t N = d.tokens, n = heads.query, g = heads.kv, hd = s.head_dim;
-  const Layout at = layout(s, heads);
-  const std::int64_t all = s.heads * hd * (s.output_gate ? 2 : 1) + 2 * s.kv_heads * hd; // columns of all ranks
+  const QkvLayout at = QkvLayout::of(s, heads);
   const AttentionAttr attr{.heads = n, .kv_heads = g, .head_dim = hd,
                            .rotary_dim = s.rope ? static_cast<std::int64_t>(static_cast<double>(hd) * s.rotary_fraction) : 0,
                            .theta = s.rope_theta, .seq = d.seq, .fused = run.fused_attention,
@@ -60,7 +21,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   TensorId h = x;
   if (run.build == config::Build::Te) // fused into linear_qkv's module
     h = rms_norm(b, "linear_qkv.layer_norm", x, b.param("input_norm", d.hidden, d.dtype), norm, "ln_out").y;
-  TensorId mixed = linear(b, "linear_qkv", h, b.param("attention.linear_qkv", all / d.tp * d.hidden, d.dtype), all / d.tp,
+  TensorId mixed = linear(b, "linear_qkv", h, b.param("attention.linear_qkv", at.columns / d.tp * d.hidden, d.dtype), at.columns / d.tp,
                           {TensorParallel::Column, d.tp, d.sp, s.qkv_bias}, "mixed");    // [N, groups of q | gate | k | v]
   if (heads.kv_replicas > 1) { // the even shard is no whole group: gather all columns, take this rank's group
     TensorId gathered = gather_columns(b, "linear_qkv.gather", mixed, d.tp, true, "mixed_gathered");

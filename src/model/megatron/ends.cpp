@@ -31,6 +31,7 @@ TensorId head_loss(Builder& b, TensorId y, const config::Model& model, const con
     attr.form = LossForm::Logits;
     return linear_cross_entropy(b, "linear_cross_entropy", y, labels, weight, attr, d.tp, d.sp, "loss");
   }
+  attr.fused = run.cross_entropy != CrossEntropy::Unfused;
   attr.form = run.cross_entropy == CrossEntropy::FusedTe ? LossForm::Overwrite : LossForm::Softmax;
   TensorId logits = lm_head(b, "lm_head", y, weight, d.local_vocab, d.tp, d.sp, attr.form, "logits"); // [N, Vp/tp]
   return cross_entropy(b, "cross_entropy", logits, labels, attr, d.tp, "loss");

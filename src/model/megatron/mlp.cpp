@@ -41,25 +41,6 @@ TensorId shared_expert(Builder& b, TensorId m_y, const config::MoeShape& s, cons
   return shared_gate(b, "shared_gate", m_y, out, b.param("moe.shared.gate", d.hidden, d.dtype), "sh_gated");
 }
 
-// The exchanges around the experts: over EP, then gathered over expert-tensor ranks.
-struct Exchange {
-  std::vector<Collective> out, back; // towards the experts, and home
-  bool any() const { return !out.empty(); }
-};
-
-Exchange exchange(const Dims& d, std::int64_t sent, std::int64_t received, Bytes row) {
-  Exchange e;
-  if (d.ep > 1) {
-    e.out.push_back({CollectiveKind::AllToAll, Group::Ep, d.ep, sent * row});
-    e.back.push_back({CollectiveKind::AllToAll, Group::Ep, d.ep, sent * row});
-  }
-  if (d.etp > 1) {
-    e.out.push_back({CollectiveKind::AllGather, Group::Etp, d.etp, received * row});
-    e.back.insert(e.back.begin(), {CollectiveKind::ReduceScatter, Group::Etp, d.etp, received * row});
-  }
-  return e;
-}
-
 } // namespace
 
 TensorId moe(Builder& b, TensorId m_y, const config::Model& model, const config::Run& run, const Dims& d) {
@@ -68,8 +49,8 @@ TensorId moe(Builder& b, TensorId m_y, const config::Model& model, const config:
   const std::int64_t T = d.tokens_sp;
   const std::int64_t sent = run.moe_capacity_factor ? d.routed_rows / d.etp : T * s.top_k;
   const Bytes element = size_of(d.dtype);
-  const Exchange over = exchange(d, sent, d.routed_rows, d.hidden * element + size_of(s.router_dtype));
-  const Exchange home = exchange(d, sent, d.routed_rows, d.hidden * element);
+  const Exchange over = expert_exchange(d.ep, d.etp, sent, d.routed_rows, d.hidden * element + size_of(s.router_dtype));
+  const Exchange home = expert_exchange(d.ep, d.etp, sent, d.routed_rows, d.hidden * element);
 
   TensorId shared = s.shared_ffn > 0 ? shared_expert(b, m_y, s, d) : -1;
   TensorId logits = linear(b, "router", m_y, b.param("moe.router", s.experts * d.hidden, d.dtype), s.experts, {}, "router_logits",
