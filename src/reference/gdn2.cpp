@@ -44,7 +44,7 @@ template <class P> void check(const RuleShape& s, Sequences sequences, const P& 
   check_rule_shape(s);
   check_sequences(sequences, p.v.rows);
   const int64 n = p.v.rows;
-  expect(p.q && p.k && p.v && p.g && p.b && p.w, "GDN2 needs q, k, v, g, b and w");
+  expect(n == 0 || (p.q && p.k && p.v && p.g && p.b && p.w), "GDN2 needs q, k, v, g, b and w");
   expect_shape(p.q, n, s.key_heads * s.key_dim, "q");
   expect_shape(p.k, n, s.key_heads * s.key_dim, "k");
   expect_shape(p.v, n, s.value_heads * s.value_dim, "v");

@@ -33,7 +33,7 @@ void rule_recurrent_backward(const RuleShape& shape, Sequences sequences, const 
   check_rule_states(shape, sequences, p.initial_state, "initial state");
   check_rule_states(shape, sequences, p.d_final_state, "final state gradient");
   check_rule_states(shape, sequences, p.d_initial_state, "initial state gradient");
-  expect(p.q && p.k && p.g, "the recurrent form starts from q, k and g");
+  expect(p.v.rows == 0 || (p.q && p.k && p.g), "the recurrent form starts from q, k and g");
   const int64 dk = shape.key_dim, dv = shape.value_dim, heads = shape.value_heads;
   const A scale = static_cast<A>(shape.read_scale());
   GdnToken<A> token(shape);
