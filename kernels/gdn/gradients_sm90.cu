@@ -328,6 +328,11 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       const int value_head = key_head * a.group + h;
       const auto& factors = s.factors[i];
       barrier_wait(&s.rows_full[i], rows.parity);
+      if (chunk.rows < kChunk) { // Z and E are zero there already
+        zero_tail(s.d_o[i], kTiles, chunk.rows, threadIdx.x, kMath);
+        fence_async_proxy();
+        named_barrier(kMathBarrier, kMath);
+      }
 
       // D or F
       float mixed[32];

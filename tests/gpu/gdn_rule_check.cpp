@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "kernels/gdn/rule_sizes.h"
+#include "tests/gpu/rule_rounded.h"
 #include "tests/gpu/rule_runner.h"
 
 using namespace gdn;
@@ -122,18 +123,13 @@ RuleProblem make_problem(const Case& c, std::uint64_t seed) {
   return p;
 }
 
-// Expected relative L2 errors of bf16 kernels, unit 1e-3: o, S_final, dq, dk, dv, dbeta, dS_init.
-// The regimes of a simulation with bf16 operands and fp32 accumulation (NOTES.md); a result passes at
-// twice its row, the states at three times.
+// Expected relative L2 errors of bf16 kernels, unit 1e-3: o, S_final, dq, dk, dv, dbeta, dS_init, from
+// a simulation of 512 tokens with bf16 operands and fp32 accumulation, by decay and range of beta.
 struct Expected {
   double o, final_state, dq, dk, dv, dbeta, d_initial;
 };
 Expected expected(const Case& c) {
-  const bool strong = c.beta == Beta::kDouble || c.beta == Beta::kTwo;
-  const bool repeated = c.keys != Keys::kRandom && c.keys != Keys::kZeroRows;
-  if (repeated && c.decay != Decay::kTwenty && c.decay != Decay::kEightyEight)
-    return {12, 19, 14, 4.4, 19, 24, 4.7}; // repeated keys: large cancelling terms
-  if (strong) return {5.5, 5.7, 5.6, 6.7, 4.6, 6.3, 4.7};
+  if (c.beta == Beta::kDouble || c.beta == Beta::kTwo) return {5.5, 5.7, 5.6, 6.7, 4.6, 6.3, 4.7};
   switch (c.decay) {
   case Decay::kNone: case Decay::kMilli: case Decay::kSpike:
     return {4.2, 3.8, 4.3, 4.6, 3.5, 3.8, 2.2};
@@ -142,21 +138,25 @@ Expected expected(const Case& c) {
   }
 }
 
-// |x - want| / |want|, NaN and infinities included as failure; 0 / 0 is 0.
-double relative(const std::vector<double>& x, const std::vector<double>& want) {
-  double error = 0, size = 0;
+// |x - want| / max(|want|, |scale|), infinite when not a number; 0 / 0 is 0.
+double relative(const std::vector<double>& x, const std::vector<double>& want,
+                const std::vector<double>& scale = {}) {
+  double error = 0, size = 0, other = 0;
   for (std::size_t i = 0; i < want.size(); ++i) {
     error += (x[i] - want[i]) * (x[i] - want[i]);
     size += want[i] * want[i];
+    if (!scale.empty()) other += scale[i] * scale[i];
   }
   if (!(error > 0)) return std::isnan(error) ? INFINITY : 0;
-  return std::isnan(error) ? INFINITY : std::sqrt(error / std::max(size, 1e-60));
+  return std::sqrt(error / std::max({size, other, 1e-60}));
 }
 
-double percentile90(const std::vector<double>& x, const std::vector<double>& want) {
+// 90th percentile of |x - want| / scale where scale > 1e-30.
+double percentile90(const std::vector<double>& x, const std::vector<double>& want,
+                    const std::vector<double>& scale) {
   std::vector<double> errors;
   for (std::size_t i = 0; i < want.size(); ++i)
-    if (std::abs(want[i]) > 1e-30) errors.push_back(std::abs(x[i] - want[i]) / std::abs(want[i]));
+    if (scale[i] > 1e-30) errors.push_back(std::abs(x[i] - want[i]) / scale[i]);
   if (errors.empty()) return 0;
   std::sort(errors.begin(), errors.end());
   return errors[errors.size() * 9 / 10];
@@ -199,30 +199,42 @@ bool check(const Case& c, std::uint64_t seed) {
   const RuleProblem p = make_problem(c, seed);
   RuleRunner runner(p, c.placement);
   const RuleResult got = run(runner), again = run(runner);
-  const RuleResult want = rule_oracle(p);
+  const RuleResult want = rule_oracle(p), sound = rule_rounded(p);
   const Expected e = expected(c);
   struct Row {
     const char* name;
     double error, limit;
   };
+  // At most twice (states: three times) the larger of the table and of the same inputs' error in a
+  // sound bf16 computation; the gate gradient also element by element.
+  auto row = [&](const char* name, std::vector<double> RuleResult::*field, double table,
+                 double factor, const std::vector<double>& scale = {}) {
+    const double allowed = std::max(1e-3 * table, relative(sound.*field, want.*field, scale));
+    return Row{name, relative(got.*field, want.*field, scale), factor * allowed};
+  };
   const Row rows[] = {
-      {"o", relative(got.o, want.o), 2e-3 * e.o},
-      {"S", relative(got.final_state, want.final_state), 3e-3 * e.final_state},
-      {"dq", relative(got.dq, want.dq), 2e-3 * e.dq},
-      {"dk", relative(got.dk, want.dk), 2e-3 * e.dk},
-      {"dv", relative(got.dv, want.dv), 2e-3 * e.dv},
-      {"dg", relative(got.dg, want.dg), 2e-3 * std::max(3.0, e.o)},
-      {"dg90", percentile90(got.dg, want.dg), 5e-2},
-      {"db", relative(got.dbeta, want.dbeta), 2e-3 * e.dbeta},
-      {"dS", relative(got.d_initial, want.d_initial), 3e-3 * e.d_initial},
+      row("o", &RuleResult::o, e.o, 2),
+      row("S", &RuleResult::final_state, e.final_state, 3),
+      row("dq", &RuleResult::dq, e.dq, 2),
+      row("dk", &RuleResult::dk, e.dk, 2),
+      row("dv", &RuleResult::dv, e.dv, 2),
+      row("dg", &RuleResult::dg, 3, 2, want.dg_scale),
+      {"dg90", percentile90(got.dg, want.dg, want.dg_scale),
+       std::max(5e-2, 2 * percentile90(sound.dg, want.dg, want.dg_scale))},
+      row("db", &RuleResult::dbeta, e.dbeta, 2, want.dbeta_scale),
+      row("dS", &RuleResult::d_initial, e.d_initial, 3),
   };
   bool ok = true;
   std::string line;
   for (const Row& row : rows) {
     const bool good = row.error <= row.limit;
     ok = ok && good;
-    char text[64];
-    std::snprintf(text, sizeof text, " %s %.2f%s", row.name, row.error * 1e3, good ? "" : "!");
+    char text[80];
+    if (good)
+      std::snprintf(text, sizeof text, " %s %.2f", row.name, row.error * 1e3);
+    else
+      std::snprintf(text, sizeof text, " %s %.2f (limit %.2f)", row.name, row.error * 1e3,
+                    row.limit * 1e3);
     line += text;
   }
   if (!same_bits(got, again)) ok = false, line += " NOT REPEATABLE";
@@ -335,7 +347,7 @@ int main(int argc, char** argv) try {
   if (!have_device()) return kSkip;
   if (argc > 1 && std::strcmp(argv[1], "stages") == 0) return check_stages();
   const bool quick = argc > 1 && std::strcmp(argv[1], "quick") == 0;
-  std::printf("relative L2 error x 1000 against fp64; ! marks a value over its limit\n");
+  std::printf("relative L2 error x 1000 against fp64\n");
   int failures = 0, index = 0;
   const auto all = cases(quick);
   for (const Case& c : all) failures += !check(c, ++index);

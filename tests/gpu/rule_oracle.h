@@ -30,11 +30,13 @@ struct RuleProblem {
 struct RuleResult {
   std::vector<double> o, final_state, dq, dk, dv, dg, dbeta, d_initial;
   std::vector<double> z, e; // prediction error, its adjoint; [tokens, value heads, value_dim]
+  // What dg and dbeta are small differences of: |<dS, S>| + |k^T S dw|, and |e| |z| / sqrt(value_dim).
+  std::vector<double> dg_scale, dbeta_scale;
 };
 
-// One (sequence, value head). dq and dk of this head alone go to dq_head, dk_head [len, key_dim].
+// One (sequence, value head). Its dq and dk are added to dq_sum, dk_sum [len, key_dim].
 inline void rule_oracle_head(const RuleProblem& p, RuleResult& r, int sequence, int first, int head,
-                             std::vector<double>& dq_head, std::vector<double>& dk_head) {
+                             std::vector<double>& dq_sum, std::vector<double>& dk_sum) {
   const int K = p.key_dim, V = p.value_dim, n = p.lengths[sequence], hv = p.value_heads();
   const int hk = head / p.group, segment = 64;
   auto row = [&](const std::vector<double>& x, int t, int heads, int h, int width) {
@@ -102,8 +104,8 @@ inline void rule_oracle_head(const RuleProblem& p, RuleResult& r, int sequence, 
       const double* z = r.z.data() + at * V;
       normalised(p.q, t, q.data());
       normalised(p.k, t, k.data());
-      double* dq = dq_head.data() + static_cast<std::size_t>(t) * K;
-      double* dk = dk_head.data() + static_cast<std::size_t>(t) * K;
+      double* dq = dq_sum.data() + static_cast<std::size_t>(t) * K;
+      double* dk = dk_sum.data() + static_cast<std::size_t>(t) * K;
       std::fill(du.begin(), du.end(), 0.0);
       for (int i = 0; i < K; ++i) {
         double along_q = 0, along_k = 0;
@@ -113,12 +115,14 @@ inline void rule_oracle_head(const RuleProblem& p, RuleResult& r, int sequence, 
           along_k += dS[i * V + j] * beta * z[j];
           du[j] += dS[i * V + j] * k[i];
         }
-        dq[i] = p.scale * along_q;
-        dk[i] = along_k;
+        dq[i] += p.scale * along_q;
+        dk[i] += along_k;
       }
-      double d_beta = 0, d_g = 0;
+      double d_beta = 0, d_g = 0, read = 0, written = 0, du_size = 0, z_size = 0;
       for (int j = 0; j < V; ++j) {
         d_beta += du[j] * z[j];
+        du_size += du[j] * du[j];
+        z_size += z[j] * z[j];
         r.dv[at * V + j] = beta * du[j];
         r.e[at * V + j] = du[j];
         dw[j] = -beta * du[j];
@@ -128,6 +132,8 @@ inline void rule_oracle_head(const RuleProblem& p, RuleResult& r, int sequence, 
         for (int j = 0; j < V; ++j) {
           const double decayed = decay * before[i * V + j];
           along += decayed * dw[j];
+          read += dS[i * V + j] * decayed;
+          written += k[i] * dw[j] * decayed;
           dS[i * V + j] += k[i] * dw[j];
           d_g += dS[i * V + j] * decayed;
           dS[i * V + j] *= decay;
@@ -136,20 +142,25 @@ inline void rule_oracle_head(const RuleProblem& p, RuleResult& r, int sequence, 
       }
       r.dbeta[at] = d_beta;
       r.dg[at] = d_g;
+      r.dg_scale[at] = std::abs(read) + std::abs(written);
+      r.dbeta_scale[at] = std::sqrt(du_size * z_size / V);
     }
   }
   std::copy_n(dS.begin(), K * V, r.d_initial.begin() + state_at);
 }
 
-inline RuleResult rule_oracle(const RuleProblem& p) {
-  const int hv = p.value_heads(), n = p.tokens();
+// Runs `head_work(result, sequence, first token, key head, dq sum, dk sum)` for every (sequence, key
+// head) on all cores, and takes the summed dq, dk [len, key_dim] through the norm.
+template <class Work>
+RuleResult rule_by_heads(const RuleProblem& p, const Work& head_work) {
+  const int hv = p.value_heads(), n = p.tokens(), K = p.key_dim;
   RuleResult r;
-  const std::size_t states = std::size_t(p.sequences()) * hv * p.key_dim * p.value_dim;
+  const std::size_t states = std::size_t(p.sequences()) * hv * K * p.value_dim;
   r.final_state.assign(states, 0);
   r.d_initial.assign(states, 0);
   for (auto* x : {&r.o, &r.dv, &r.z, &r.e}) x->assign(std::size_t(n) * hv * p.value_dim, 0);
-  for (auto* x : {&r.dg, &r.dbeta}) x->assign(std::size_t(n) * hv, 0);
-  for (auto* x : {&r.dq, &r.dk}) x->assign(std::size_t(n) * p.key_heads * p.key_dim, 0);
+  for (auto* x : {&r.dg, &r.dbeta, &r.dg_scale, &r.dbeta_scale}) x->assign(std::size_t(n) * hv, 0);
+  for (auto* x : {&r.dq, &r.dk}) x->assign(std::size_t(n) * p.key_heads * K, 0);
   struct Task {
     int sequence, first, key_head;
   };
@@ -157,31 +168,27 @@ inline RuleResult rule_oracle(const RuleProblem& p) {
   int first = 0;
   for (int s = 0; s < p.sequences(); first += p.lengths[s], ++s)
     for (int h = 0; h < p.key_heads; ++h) tasks.push_back({s, first, h});
+  auto through_norm = [&](const Task& task, const std::vector<double>& x,
+                          const std::vector<double>& d, std::vector<double>& out) {
+    for (int t = 0; t < p.lengths[task.sequence]; ++t) {
+      const std::size_t at = (std::size_t(task.first + t) * p.key_heads + task.key_head) * K;
+      double sum = p.epsilon, along = 0;
+      for (int i = 0; i < K; ++i) sum += x[at + i] * x[at + i];
+      const double rho = 1 / std::sqrt(sum);
+      for (int i = 0; i < K; ++i) along += d[std::size_t(t) * K + i] * x[at + i] * rho;
+      for (int i = 0; i < K; ++i) {
+        const double y = d[std::size_t(t) * K + i];
+        out[at + i] = p.l2_norm ? rho * (y - along * x[at + i] * rho) : y;
+      }
+    }
+  };
   auto work = [&](std::size_t begin, std::size_t stride) {
     for (std::size_t i = begin; i < tasks.size(); i += stride) {
       const Task& task = tasks[i];
-      const int len = p.lengths[task.sequence], K = p.key_dim;
-      std::vector<double> dq(std::size_t(len) * K), dk(dq), dq_sum(dq.size(), 0), dk_sum(dq_sum);
-      for (int h = 0; h < p.group; ++h) {
-        rule_oracle_head(p, r, task.sequence, task.first, task.key_head * p.group + h, dq, dk);
-        for (std::size_t x = 0; x < dq.size(); ++x) dq_sum[x] += dq[x], dk_sum[x] += dk[x];
-      }
-      auto finish = [&](const std::vector<double>& x, std::vector<double>& d,
-                        std::vector<double>& out) { // through the norm
-        for (int t = 0; t < len; ++t) {
-          const std::size_t at = (std::size_t(task.first + t) * p.key_heads + task.key_head) * K;
-          double sum = p.epsilon, along = 0;
-          for (int i = 0; i < K; ++i) sum += x[at + i] * x[at + i];
-          const double rho = 1 / std::sqrt(sum);
-          for (int i = 0; i < K; ++i) along += d[std::size_t(t) * K + i] * x[at + i] * rho;
-          for (int i = 0; i < K; ++i) {
-            const double y = d[std::size_t(t) * K + i];
-            out[at + i] = p.l2_norm ? rho * (y - along * x[at + i] * rho) : y;
-          }
-        }
-      };
-      finish(p.q, dq_sum, r.dq);
-      finish(p.k, dk_sum, r.dk);
+      std::vector<double> dq(std::size_t(p.lengths[task.sequence]) * K, 0), dk(dq);
+      head_work(r, task.sequence, task.first, task.key_head, dq, dk);
+      through_norm(task, p.q, dq, r.dq);
+      through_norm(task, p.k, dk, r.dk);
     }
   };
   const std::size_t threads = std::max(1u, std::thread::hardware_concurrency());
@@ -189,6 +196,14 @@ inline RuleResult rule_oracle(const RuleProblem& p) {
   for (std::size_t i = 0; i < threads; ++i) pool.emplace_back(work, i, threads);
   pool.clear();
   return r;
+}
+
+inline RuleResult rule_oracle(const RuleProblem& p) {
+  return rule_by_heads(p, [&](RuleResult& r, int sequence, int first, int key_head,
+                              std::vector<double>& dq, std::vector<double>& dk) {
+    for (int h = 0; h < p.group; ++h)
+      rule_oracle_head(p, r, sequence, first, key_head * p.group + h, dq, dk);
+  });
 }
 
 } // namespace gdn::gpu_test
