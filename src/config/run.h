@@ -82,6 +82,7 @@ struct Run {
   double moe_imbalance = 1;               // factor on the balanced row count
   std::optional<double> moe_capacity_factor = {}; // padded to capacity
   bool moe_grouped_gemm = true, moe_permute_fusion = true;
+  bool moe_router_force_load_balancing = false; // slots go round-robin: benchmarks on random weights
   bool moe_shared_expert_overlap = false, overlap_moe_expert_parallel_comm = false;
   std::string moe_token_dispatcher = "alltoall";
   bool cpu_offloading = false;

@@ -218,6 +218,8 @@ std::vector<RunKey> make_keys() {
        [](Run& r, const Node& v) { r.moe_permute_fusion = as_bool(v); }, [](const Run& r) { return bool_node(r.moe_permute_fusion); }},
       {"moe_token_dispatcher_type", "allgather | alltoall | flex", "", true, false,
        [](Run& r, const Node& v) { r.moe_token_dispatcher = as_choice(v, {"allgather", "alltoall", "flex"}); }, [](const Run& r) { return string_node(r.moe_token_dispatcher); }},
+      {"moe_router_force_load_balancing", "true | false", "slots go round-robin over the experts", true, false,
+       [](Run& r, const Node& v) { r.moe_router_force_load_balancing = as_bool(v); }, [](const Run& r) { return bool_node(r.moe_router_force_load_balancing); }},
       {"moe_shared_expert_overlap", "true | false", "", true, false,
        [](Run& r, const Node& v) { r.moe_shared_expert_overlap = as_bool(v); }, [](const Run& r) { return bool_node(r.moe_shared_expert_overlap); }},
       {"overlap_moe_expert_parallel_comm", "true | false", "", true, false,

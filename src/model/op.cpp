@@ -16,7 +16,8 @@ std::string_view name_of(OpKind kind) {
       "gates", "rule", "gdn2_gates", "gdn2_rule", "gated_norm", "gdn_pre", "head_norm", "rope",
       "core_attention", "output_gate", "router", "permute", "dispatch", "grouped_linear",
       "swiglu_prob", "combine_dispatch", "unpermute", "swiglu", "shared_gate", "embedding",
-      "concat", "lm_head", "cross_entropy", "linear_cross_entropy", "loss_sum", "toy"};
+      "concat", "lm_head", "cross_entropy", "linear_cross_entropy", "loss_sum", "gdn2_pre",
+      "attention_pre", "top_k", "router_loss", "sort", "gather", "shared_score", "toy"};
   static_assert(kNames.size() == static_cast<size_t>(OpKind::Toy) + 1);
   return kNames[static_cast<size_t>(kind)];
 }

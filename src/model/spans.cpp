@@ -39,12 +39,42 @@ const std::vector<SpanSpec>& megatron_spans() {
 
 const std::vector<SpanSpec>& native_spans() {
   constexpr SpanKind kWhole = SpanKind::WholeBlock, kDiscard = SpanKind::DiscardOutput;
+  constexpr bool kDefault = true;
+  // Op names are those of src/model/native. Hooks are the last op that reads the outputs, forwards or in
+  // its replay, so that nothing lives longer than it must.
   static const std::vector<SpanSpec> specs{
-      {"input_norm", "input_norm", "input_norm", kDiscard, "in_proj", true},
-      {"input_norm", "input_norm", "input_norm", kDiscard, "linear_qkv", true},
-      {"gdn_pre", "gdn_pre", "gdn_pre", kDiscard, "rule", true},
-      {"gated_norm", "gated_norm", "gated_norm", kDiscard, "out_proj", true},
-      {"gdn", "input_norm", "out_proj", kWhole, ""}};
+      // Cheap rebuilds: no GEMM, no rule, no attention and no exchange between ranks is run again.
+      {"input_norm", "input_norm", "input_norm", kDiscard, "in_proj", kDefault},
+      {"input_norm", "input_norm", "input_norm", kDiscard, "linear_qkv", kDefault},
+      {"gdn_pre", "gdn_pre", "gdn_pre", kDiscard, "rule", kDefault},
+      {"gdn_pre", "gdn2_pre", "gdn2_pre", kDiscard, "rule", kDefault},
+      {"gated_norm", "gated_norm", "gated_norm", kDiscard, "out_proj", kDefault, "hp2cp"}, // its exchanged copy is kept
+      {"attention_pre", "attention_pre", "attention_pre", kDiscard, "core_attention", kDefault},
+      {"output_gate", "output_gate", "output_gate", kDiscard, "linear_proj", kDefault},
+      {"mlp_norm", "mlp_norm", "mlp_norm", kDiscard, "combine", kDefault}, // where module moe_fc1 reads it
+      {"mlp_norm", "mlp_norm", "mlp_norm", kDiscard, "expert_fc2", kDefault},
+      {"mlp_norm", "mlp_norm", "mlp_norm", kDiscard, "mlp_fc1", kDefault},
+      {"shared_act", "shared_act", "shared_act", kDiscard, "shared_fc2", kDefault},
+      {"expert_rows", "gather", "gather", kDiscard, "expert_fc1", kDefault, "dispatch"}, // the rows received are kept
+      {"expert_act", "expert_act", "expert_act", kDiscard, "expert_fc2", kDefault},
+      {"mlp_act", "mlp_act", "mlp_act", kDiscard, "mlp_fc2", kDefault},
+      {"mtp_norms", "enorm", "eh_concat", kDiscard, "eh_proj", kDefault},
+      // For the user. A projection made again from the layer's input: one GEMM replayed.
+      {"gdn_proj", "input_norm", "cp2hp", kDiscard, "out_proj"}, // and its exchange
+      {"gdn_proj", "input_norm", "in_proj", kDiscard, "out_proj"},
+      {"gdn_norm_out", "gated_norm", "hp2cp", kDiscard, "out_proj"}, // with context parallelism: its exchange
+      {"attention_proj", "input_norm", "linear_qkv.copy", kDiscard, "linear_proj"},
+      {"attention_proj", "input_norm", "linear_qkv", kDiscard, "linear_proj"},
+      {"moe_fc1", "gather", "expert_fc1", kDiscard, "combine"}, // and its exchange
+      {"moe_fc1", "gather", "expert_fc1", kDiscard, "expert_fc2"},
+      {"shared_fc1", "shared_fc1", "shared_fc1", kDiscard, "shared_fc2"},
+      {"mlp_fc1", "mlp_norm", "mlp_fc1", kDiscard, "mlp_fc2"},
+      // Whole halves of a layer: only the residual stream is kept.
+      {"gdn", "input_norm", "out_proj", kWhole, ""},
+      {"attention", "input_norm", "linear_proj", kWhole, ""},
+      {"moe", "mlp_norm", "moe_out", kWhole, ""},
+      {"moe", "mlp_norm", "unpermute", kWhole, ""},
+      {"mlp", "mlp_norm", "mlp_fc2", kWhole, ""}};
   return specs;
 }
 
@@ -80,6 +110,7 @@ std::vector<Place> places(const OpList& list, const std::string& first, const st
 void add(std::vector<Span>& spans, const OpList& list, const SpanSpec& spec, bool discard, bool holds, ReplayExtent extent) {
   const std::string name = discard ? spec.module + ":discard" : spec.module;
   for (const Place& p : places(list, spec.first, spec.last)) {
+    if (!spec.unless.empty() && list.find_op(p.prefix + spec.unless) >= 0) continue;
     const bool taken = std::any_of(spans.begin(), spans.end(), [&](const Span& s) {
       return s.name == name && s.first <= p.last && p.first <= s.last;
     });

@@ -16,6 +16,7 @@ struct SpanSpec {
   SpanKind kind = SpanKind::WholeBlock;
   std::string hook;    // op whose output carries the hook (DiscardOutput)
   bool by_default = false; // native: on unless the module list says "-NAME"
+  std::string unless = {}; // an op that makes the entry pointless where a list has it
 };
 
 // Megatron-LM's modules (megatron-core recompute_modules, #5283, #5284, #5296, #5982).

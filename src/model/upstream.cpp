@@ -91,7 +91,7 @@ const std::vector<Entry>& entries() {
       {OpKind::Gdn2Gates, gdn2_gates, ""},
       {OpKind::Gdn2Rule, gdn2_rule, ""},
       {OpKind::GatedNorm, gated_norm, ""},
-      {OpKind::GdnPre, nullptr, "the fused front end is stack native's"},
+      {OpKind::GdnPre, gdn_pre, ""},
       {OpKind::HeadNorm, norm, ""},
       {OpKind::Rope, elementwise, ""},
       {OpKind::CoreAttention, core_attention, ""},
@@ -111,6 +111,13 @@ const std::vector<Entry>& entries() {
       {OpKind::CrossEntropy, cross_entropy, ""},
       {OpKind::LinearCrossEntropy, linear_cross_entropy, ""},
       {OpKind::LossSum, elementwise, ""},
+      {OpKind::Gdn2Pre, gdn_pre, ""},
+      {OpKind::AttentionPre, attention_pre, ""},
+      {OpKind::TopK, compact_router, ""},
+      {OpKind::RouterLoss, compact_router, ""},
+      {OpKind::Sort, sort_slots, ""},
+      {OpKind::Gather, unpermute, ""},
+      {OpKind::SharedScore, shared_score, ""},
       {OpKind::Toy, elementwise, ""}};
   return table;
 }

@@ -50,6 +50,12 @@ Work router(const OpList&, const Op&, int);
 Work permute(const OpList&, const Op&, int);
 Work exchange_rows(const OpList&, const Op&, int); // dispatch and combine
 Work unpermute(const OpList&, const Op&, int);
+// upstream_native.cpp
+Work gdn_pre(const OpList&, const Op&, int); // and its GDN2 form
+Work attention_pre(const OpList&, const Op&, int);
+Work compact_router(const OpList&, const Op&, int);
+Work sort_slots(const OpList&, const Op&, int);
+Work shared_score(const OpList&, const Op&, int);
 // upstream_ends.cpp
 Work embedding(const OpList&, const Op&, int);
 Work cross_entropy(const OpList&, const Op&, int);

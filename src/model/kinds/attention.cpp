@@ -1,5 +1,9 @@
 #include "model/kinds/attention.h"
 
+#include <fmt/format.h>
+
+#include "core/error.h"
+
 namespace gdn::model {
 
 TensorId head_norm(Builder& b, std::string name, TensorId x, ParamRef weight, NormAttr attr,
@@ -18,6 +22,22 @@ TensorId rope(Builder& b, std::string name, TensorId x, const AttentionAttr& att
   Op& op = b.op(std::move(name), OpKind::Rope, {x}, {y}, attr);
   op.steps.push_back({.name = "backward", .grad_reads = {y}, .grad_writes = {x}});
   return y;
+}
+
+CoreCollectives core_collectives(const std::string& type, std::int64_t cp, Bytes q, Bytes kv) {
+  auto move = [&](CollectiveKind kind, Bytes bytes) { return Collective{kind, Group::Cp, cp, bytes}; };
+  if (cp == 1) return {};
+  if (type == "p2p" || type == "a2a+p2p") // the hierarchical form is priced as its ring
+    return {{move(CollectiveKind::P2p, (cp - 1) * kv)}, {move(CollectiveKind::P2p, 2 * (cp - 1) * kv)}};
+  if (type == "all_gather")
+    return {{move(CollectiveKind::AllGather, cp * kv)},
+            {move(CollectiveKind::AllGather, cp * kv), move(CollectiveKind::ReduceScatter, cp * kv)}};
+  if (type == "a2a")
+    return {{move(CollectiveKind::AllToAll, q + kv), move(CollectiveKind::AllToAll, q)},
+            {move(CollectiveKind::AllToAll, q), move(CollectiveKind::AllToAll, q + kv)}};
+  throw Error(ErrorCode::Config,
+              fmt::format("cp_comm_type '{}' is unknown{}", type, did_you_mean(type, {"p2p", "all_gather", "a2a", "a2a+p2p"})),
+              "one of p2p, all_gather, a2a, a2a+p2p");
 }
 
 TensorId core_attention(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, const AttentionAttr& attr,

@@ -21,13 +21,19 @@ TensorId rope(Builder& b, std::string name, TensorId x, const AttentionAttr& att
 struct CoreCollectives {
   std::vector<Collective> forward, backward;
 };
+// What `cp_comm_type` moves for one core; the ring passes k and v on cp - 1 times, and their gradients
+// with them in backward. `q`, `kv`: bytes of this rank's q and of its k and v together.
+// Throws Error{Config} for an unknown type.
+CoreCollectives core_collectives(const std::string& cp_comm_type, std::int64_t cp, Bytes q, Bytes kv);
+
 // softmax(q k^T / sqrt(d)) v, causal: q [R, n, d], k, v [R, g, d] -> [R, n, d]. The fused core keeps q, k,
 // v, its output and one log-sum-exp a row and head (fp32); the unfused one the scores and the
 // probabilities, [n, R, seq] each, and a mask where attr.dropout > 0.
 TensorId core_attention(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, const AttentionAttr& attr,
                         const CoreCollectives& collectives, std::string out);
 
-// out = o * sigmoid(gate). Backward reads both.
+// out = o * sigmoid(gate). Backward reads both. `gate` may be a strided view under another shape (one
+// row a query group), with o's elements in o's order.
 TensorId output_gate(Builder& b, std::string name, TensorId o, TensorId gate, std::string out);
 
 } // namespace gdn::model

@@ -14,7 +14,7 @@ TensorId depthwise(Builder& b, std::string name, OpKind kind, TensorId qkv, Para
   if (attr.conv_bias) {
     ParamRef bias = op.params[0];
     bias.name += ".bias";
-    bias.elements = b.at(qkv).cols();
+    bias.elements /= attr.kernel;
     op.params.push_back(bias);
     backward.param_grads.push_back(1);
   }

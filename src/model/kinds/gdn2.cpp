@@ -28,8 +28,8 @@ TensorId gdn2_rule(Builder& b, std::string name, TensorId q, TensorId k, TensorI
     saved = plain_rule_intermediates(b, attr);
     outputs.insert(outputs.end(), saved.begin(), saved.end());
   } else {
-    outputs.insert(outputs.end(), {b.statistic("g_cum", DType::FP32, {rows, hv, attr.key_dim}),
-                                   b.statistic("A", dtype, {rows, hv, 64}), b.statistic("A_qk", dtype, {rows, hv, 64})});
+    if (!attr.grouped) outputs.push_back(b.statistic("g_cum", DType::FP32, {rows, hv, attr.key_dim}));
+    outputs.insert(outputs.end(), {b.statistic("A", dtype, {rows, hv, 64}), b.statistic("A_qk", dtype, {rows, hv, 64})});
     saved = {q, k, v, gates.b, gates.w, gates.g};
     saved.insert(saved.end(), outputs.begin() + 1, outputs.end());
   }

@@ -18,7 +18,8 @@ Gdn2GateOutputs gdn2_gates(Builder& b, std::string name, TensorId f, TensorId er
 
 // The chunked rule: o [R, Hv, dv]. Keeps q, k, v, b, w, the raw and the cumulative g and two 64-wide
 // matrices a chunk row; its states and WY factors are made again in backward. With attr.deterministic
-// the plain form's fp32 intermediates are kept instead.
+// the plain form's fp32 intermediates are kept instead. With attr.grouped (native) q, k, g and b enter at
+// Hk heads, and the cumulative g is summed again from g in backward instead of being kept.
 TensorId gdn2_rule(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, const Gdn2GateOutputs& gates,
                    const GdnAttr& attr);
 

@@ -13,19 +13,23 @@ GdnPreOutputs gdn_pre(Builder& b, std::string name, TensorId qkv, TensorId beta_
   out.g = b.tensor("g", DType::FP32, {rows, attr.value_heads});
   out.beta = b.tensor("beta", DType::FP32, {rows, attr.value_heads});
   Op& op = b.op(std::move(name), OpKind::GdnPre, {qkv, beta_logits, alpha}, {out.q, out.k, out.v, out.g, out.beta}, attr);
+  gdn_pre_backward(b, op, std::move(params), attr);
+  return out;
+}
+
+void gdn_pre_backward(const Builder& b, Op& op, GdnPreParams params, const GdnAttr& attr) {
+  const Tensor& qkv = b.at(op.inputs[0]);
   op.params = {std::move(params.conv), std::move(params.a_log), std::move(params.dt_bias)};
-  Step backward{.name = "backward", .reads = {qkv, beta_logits, alpha}, .grad_reads = op.outputs,
-                .grad_writes = op.inputs, .param_grads = {0, 1, 2}};
+  Step backward{.name = "backward", .reads = op.inputs, .grad_reads = op.outputs, .grad_writes = op.inputs, .param_grads = {0, 1, 2}};
   if (attr.conv_bias) {
     ParamRef bias = op.params[0];
-    bias.name += "_bias";
-    bias.elements = b.at(qkv).cols();
+    bias.name += ".bias";
+    bias.elements /= attr.kernel;
     op.params.push_back(bias);
     backward.param_grads.push_back(3);
   }
-  op.model_flops = 2.0 * static_cast<double>(b.at(qkv).elements()) * static_cast<double>(attr.kernel);
+  op.model_flops = 2.0 * static_cast<double>(qkv.elements()) * static_cast<double>(attr.kernel);
   op.steps = {std::move(backward)};
-  return out;
 }
 
 } // namespace gdn::model

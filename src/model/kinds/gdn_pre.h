@@ -22,4 +22,8 @@ struct GdnPreParams {
 GdnPreOutputs gdn_pre(Builder& b, std::string name, TensorId qkv, TensorId beta_logits, TensorId alpha,
                       GdnPreParams params, const GdnAttr& attr);
 
+// What both front ends share: parameters (a bias of the convolution follows the others), the one
+// backward step, which reads every input and writes its gradient, and the convolution's FLOPs.
+void gdn_pre_backward(const Builder& b, Op& op, GdnPreParams params, const GdnAttr& attr);
+
 } // namespace gdn::model

@@ -34,37 +34,69 @@ PermuteOutputs permute(Builder& b, std::string name, TensorId x, const RouteOutp
   return {out, prob, row_map};
 }
 
+Exchange expert_exchange(std::int64_t ep, std::int64_t etp, std::int64_t sent, std::int64_t received, Bytes row) {
+  Exchange e;
+  if (ep > 1) {
+    e.out.push_back({CollectiveKind::AllToAll, Group::Ep, ep, sent * row});
+    e.back.push_back({CollectiveKind::AllToAll, Group::Ep, ep, sent * row});
+  }
+  if (etp > 1) {
+    e.out.push_back({CollectiveKind::AllGather, Group::Etp, etp, received * row});
+    e.back.insert(e.back.begin(), {CollectiveKind::ReduceScatter, Group::Etp, etp, received * row});
+  }
+  return e;
+}
+
 RowsOutputs dispatch(Builder& b, std::string name, TensorId rows, TensorId prob, std::int64_t received,
                      const std::vector<Collective>& forward, const std::vector<Collective>& backward,
-                     const MoeAttr& attr) {
-  TensorId out = b.tensor("e_in", b.at(rows).dtype, {received, b.at(rows).cols()});
-  TensorId out_prob = b.tensor("e_prob", b.at(prob).dtype, {received});
-  Op& op = b.op(std::move(name), OpKind::Dispatch, {rows, prob}, {out, out_prob}, attr);
+                     const MoeAttr& attr, TensorId offsets) {
+  RowsOutputs out{b.tensor("e_in", b.at(rows).dtype, {received, b.at(rows).cols()}),
+                  b.tensor("e_prob", b.at(prob).dtype, {received})};
+  std::vector<TensorId> inputs{rows, prob}, outputs{out.rows, out.prob}, sizes;
+  if (offsets >= 0) {
+    std::int64_t ranks = 1;
+    for (const Collective& c : forward) ranks *= c.ranks;
+    out.offsets = b.statistic("e_offsets", DType::Int32, {attr.local_experts + 1});
+    out.counts = b.statistic("e_counts", DType::Int32, {ranks, attr.local_experts});
+    inputs.push_back(offsets);
+    outputs.insert(outputs.end(), {out.offsets, out.counts});
+    sizes = {offsets, out.counts};
+  }
+  Op& op = b.op(std::move(name), OpKind::Dispatch, std::move(inputs), std::move(outputs), attr);
   op.collectives = forward;
-  op.steps.push_back({.name = "backward", .grad_reads = {out, out_prob}, .grad_writes = {rows, prob},
-                      .collectives = backward});
-  return {out, out_prob};
+  op.steps.push_back({.name = "backward", .reads = std::move(sizes), .grad_reads = {out.rows, out.prob},
+                      .grad_writes = {rows, prob}, .collectives = backward});
+  return out;
 }
 
 TensorId combine(Builder& b, std::string name, TensorId rows, std::int64_t sent,
                  const std::vector<Collective>& forward, const std::vector<Collective>& backward, const MoeAttr& attr,
-                 std::string out) {
+                 std::string out, const std::vector<TensorId>& sizes) {
   TensorId y = b.tensor(std::move(out), b.at(rows).dtype, {sent, b.at(rows).cols()});
   Op& op = b.op(std::move(name), OpKind::CombineDispatch, {rows}, {y}, attr);
+  op.inputs.insert(op.inputs.end(), sizes.begin(), sizes.end());
   op.collectives = forward;
-  op.steps.push_back({.name = "backward", .grad_reads = {y}, .grad_writes = {rows}, .collectives = backward});
+  op.steps.push_back({.name = "backward", .reads = sizes, .grad_reads = {y}, .grad_writes = {rows}, .collectives = backward});
   return y;
 }
 
 TensorId grouped_linear(Builder& b, std::string name, TensorId x, ParamRef weight, std::int64_t out_cols,
-                        const MoeAttr& attr, std::string out) {
+                        const MoeAttr& attr, std::string out, TensorId offsets) {
   TensorId y = b.tensor(std::move(out), b.at(x).dtype, {b.at(x).rows(), out_cols});
   Op& op = b.op(std::move(name), OpKind::GroupedLinear, {x}, {y}, attr);
   op.params = {std::move(weight)};
   op.model_flops = 2.0 * static_cast<double>(b.at(x).rows()) * static_cast<double>(b.at(x).cols()) *
                    static_cast<double>(out_cols);
-  op.steps = {{.name = "dgrad", .grad_reads = {y}, .grad_writes = {x}},
-              {.name = "wgrad", .reads = {x}, .grad_reads = {y}, .param_grads = {0}}};
+  Step dgrad{.name = "dgrad", .grad_reads = {y}, .grad_writes = {x}};
+  Step wgrad{.name = "wgrad", .reads = {x}, .grad_reads = {y}, .param_grads = {0}};
+  if (offsets < 0) {
+    op.steps = {std::move(dgrad), std::move(wgrad)};
+    return y;
+  }
+  op.inputs.push_back(offsets);
+  dgrad.reads.push_back(offsets);
+  wgrad.reads.push_back(offsets);
+  op.steps = {std::move(wgrad), std::move(dgrad)};
   return y;
 }
 

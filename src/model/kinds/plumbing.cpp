@@ -10,6 +10,17 @@ std::vector<TensorId> view_op(Builder& b, std::string name, TensorId base, std::
   return op.outputs;
 }
 
+std::vector<TensorId> group_views(Builder& b, TensorId base, std::int64_t groups, const std::vector<GroupSection>& sections,
+                                  GradientStorage gradient) {
+  const std::int64_t rows = b.at(base).rows() * groups, width = b.at(base).cols() / groups;
+  std::vector<TensorId> views;
+  for (const GroupSection& s : sections) {
+    views.push_back(b.view(s.name, base, s.first, {rows, s.cols}, gradient));
+    b.list().tensors.back().row_stride = width;
+  }
+  return views;
+}
+
 } // namespace
 
 std::vector<TensorId> split(Builder& b, std::string name, TensorId base, const std::vector<ColumnSection>& sections) {
@@ -24,13 +35,11 @@ std::vector<TensorId> split(Builder& b, std::string name, TensorId base, const s
 
 std::vector<TensorId> split_groups(Builder& b, std::string name, TensorId base, std::int64_t groups,
                                    const std::vector<GroupSection>& sections) {
-  const std::int64_t rows = b.at(base).rows() * groups, width = b.at(base).cols() / groups;
-  std::vector<TensorId> views;
-  for (const GroupSection& s : sections) {
-    views.push_back(b.view(s.name, base, s.first, {rows, s.cols}, GradientStorage::Own));
-    b.list().tensors.back().row_stride = width;
-  }
-  return view_op(b, std::move(name), base, std::move(views));
+  return view_op(b, std::move(name), base, group_views(b, base, groups, sections, GradientStorage::Own));
+}
+
+std::vector<TensorId> group_slices(Builder& b, TensorId base, std::int64_t groups, const std::vector<GroupSection>& sections) {
+  return group_views(b, base, groups, sections, GradientStorage::Slice);
 }
 
 std::vector<TensorId> split_rows(Builder& b, std::string name, TensorId base, const std::vector<std::string>& parts) {

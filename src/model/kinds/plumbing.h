@@ -24,6 +24,10 @@ struct GroupSection {
 std::vector<TensorId> split_groups(Builder& b, std::string name, TensorId base, std::int64_t groups,
                                    const std::vector<GroupSection>& sections);
 
+// The same sections without an op (native): gradients are slices of d:base, so the sections must cover
+// every column.
+std::vector<TensorId> group_slices(Builder& b, TensorId base, std::int64_t groups, const std::vector<GroupSection>& sections);
+
 // Runs of rows of `base` under new names, as views. Backward as split.
 std::vector<TensorId> split_rows(Builder& b, std::string name, TensorId base, const std::vector<std::string>& parts);
 

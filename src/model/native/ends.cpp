@@ -1,0 +1,87 @@
+#include "model/native/ends.h"
+
+#include <fmt/format.h>
+
+#include "model/builder.h"
+#include "model/dims.h"
+#include "model/kinds/ends.h"
+#include "model/kinds/linear.h"
+#include "model/kinds/plumbing.h"
+#include "model/native/layer.h"
+
+namespace gdn::model::native {
+
+using config::CrossEntropy;
+
+namespace {
+
+constexpr std::int64_t kLossChunk = 2048; // tokens: the head's GEMMs are at full speed, the logits small
+
+// Word embeddings of `ids`; one table for the model and for every MTP depth.
+TensorId embed(Builder& b, TensorId ids, const config::Run& run, const Dims& d, std::string out) {
+  return embedding(b, "embedding", ids, {"embedding.word", d.local_vocab * d.hidden, d.dtype},
+                   {d.hidden, d.tp, d.sp, run.hidden_dropout > 0}, d.dtype, std::move(out));
+}
+
+// Loss per token of the hidden states y [N_sp, h] against the batch's (shifted) labels.
+TensorId head_loss(Builder& b, TensorId y, const config::Model& model, const config::Run& run, const Dims& d) {
+  const ParamRef weight{model.tied_embeddings ? "embedding.word" : "head", d.local_vocab * d.hidden, d.dtype};
+  LossAttr attr{.vocab = d.local_vocab, .form = LossForm::Logits, .fused = true};
+  TensorId labels = data(b, "labels", d.tokens, "label_ids");
+  if (run.cross_entropy == CrossEntropy::FusedNative || run.cross_entropy == CrossEntropy::FusedTe) {
+    if (run.cross_entropy == CrossEntropy::FusedTe) attr.form = LossForm::Overwrite;
+    TensorId logits = lm_head(b, "lm_head", y, weight, d.local_vocab, d.tp, d.sp, attr.form, "logits"); // [N, Vp/tp]
+    return cross_entropy(b, "cross_entropy", logits, labels, attr, d.tp, "loss");
+  }
+  attr.chunk = std::min(run.loss_chunk > 0 ? run.loss_chunk : kLossChunk, d.tokens);
+  return linear_cross_entropy(b, "linear_cross_entropy", y, labels, weight, attr, d.tp, d.sp, "loss");
+}
+
+// One depth of multi-token prediction: the hidden states of the depth before and the embeddings of
+// the next tokens, merged, through one decoder layer of the last layer's kind.
+TensorId mtp_depth(Builder& b, TensorId y, const config::Model& model, const config::Run& run, const Dims& d) {
+  const NormAttr norm{model.norm_eps, model.zero_centred_norm};
+  const std::int64_t h = d.hidden;
+  TensorId ids = data(b, "shifted_ids", d.tokens, "ids");
+  TensorId e = embed(b, ids, run, d, "embedded");                                        // [N_sp, h]
+  TensorId e_norm = rms_norm(b, "enorm", e, b.param("enorm", h, d.dtype), norm, "e_norm").y;
+  TensorId h_norm = rms_norm(b, "hnorm", y, b.param("hnorm", h, d.dtype), norm, "h_norm").y;
+  TensorId pair = concat(b, "eh_concat", {e_norm, h_norm}, Along::Columns, "eh");        // [N_sp, 2h]
+  TensorId x = linear(b, "eh_proj", pair, b.param("eh_proj", 2 * h * h / d.tp, d.dtype), h / d.tp,
+                      {TensorParallel::Column, d.tp, d.sp}, "eh_out");                   // [N, h/tp]
+  if (d.tp > 1) x = gather_columns(b, "eh_proj.gather", x, d.tp, false, "eh_full");      // [N, h]
+  if (d.sp) x = scatter_rows(b, "eh_proj.scatter", x, d.tp, "eh_shard");                 // [N_sp, h]
+  const std::string scope = b.name_scope(), params = b.param_scope();
+  b.scope(scope, params + "layer.");
+  x = layer(b, x, model, run, d, model.mixers.back(), model.mlps.back());
+  b.scope(scope, params);
+  return rms_norm(b, "final_norm", x, b.param("final_norm", h, d.dtype), norm, "y").y;
+}
+
+} // namespace
+
+OpList embedding_unit(const config::Model& model, const config::Run& run) {
+  const Dims d = Dims::of(model, run);
+  Builder b("embedding");
+  TensorId ids = data(b, "ids", d.tokens, "token_ids");
+  return b.finish(embed(b, ids, run, d, "x"), d.tokens);
+}
+
+OpList head_unit(const config::Model& model, const config::Run& run) {
+  const Dims d = Dims::of(model, run);
+  const std::int64_t depths = run.train_mtp ? model.mtp_layers : 0;
+  Builder b("head");
+  TensorId x = b.input("x", d.dtype, {d.tokens_sp, d.hidden});
+  TensorId y = rms_norm(b, "final_norm", x, b.param("final_norm", d.hidden, d.dtype), {model.norm_eps, model.zero_centred_norm}, "y").y;
+  std::vector<TensorId> losses{head_loss(b, y, model, run, d)};
+  for (std::int64_t i = 0; i < depths; ++i) { // each depth's loss at once: no depth's logits outlive it
+    b.scope(fmt::format("mtp{}.", i), fmt::format("mtp.{}.", i));
+    y = mtp_depth(b, y, model, run, d);
+    losses.push_back(head_loss(b, y, model, run, d));
+  }
+  b.scope("", "");
+  loss_sum(b, "loss_sum", losses);
+  return b.finish(-1, d.tokens);
+}
+
+} // namespace gdn::model::native

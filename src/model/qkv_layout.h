@@ -1,0 +1,23 @@
+#pragma once
+#include <cstdint>
+
+#include "config/model.h"
+#include "model/parameters.h"
+
+namespace gdn::model {
+
+// Columns of linear_qkv's output: per query group its q heads, their gates where there are any, k, v.
+struct QkvLayout {
+  std::int64_t columns;                    // of all ranks
+  std::int64_t width;                      // of one group
+  std::int64_t query;                      // of a group's q section that one rank uses
+  std::int64_t gate_at, key_at, value_at;  // first columns inside a group; q is at 0
+
+  static QkvLayout of(const config::AttentionShape& s, const HeadsPerRank& heads) {
+    const std::int64_t d = s.head_dim, per_group = s.heads / s.kv_heads * d;
+    const std::int64_t key_at = per_group * (s.output_gate ? 2 : 1), width = key_at + 2 * d;
+    return {s.kv_heads * width, width, heads.query / heads.kv * d, per_group, key_at, key_at + d};
+  }
+};
+
+} // namespace gdn::model
