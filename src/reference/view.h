@@ -37,10 +37,10 @@ template <class T> struct Mat {
   T* row(int64 i) const { return data + i * stride; }
   T& operator()(int64 i, int64 j) const { return data[i * stride + j]; }
   Mat columns(int64 first, int64 count) const {
-    return data ? Mat(data + first, rows, count, stride) : Mat();
+    return Mat(data ? data + first : nullptr, rows, count, stride);
   }
   Mat row_range(int64 first, int64 count) const {
-    return data ? Mat(data + first * stride, count, cols, stride) : Mat();
+    return data ? Mat(data + first * stride, count, cols, stride) : Mat(nullptr, 0, cols, stride);
   }
 };
 
