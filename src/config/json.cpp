@@ -1,7 +1,7 @@
 #include "config/json.h"
 
 #include <cstring>
-#include <memory>
+#include <unordered_set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -67,10 +67,10 @@ public:
   bool end_array() override { return close(); }
 
   bool key(string_t& value) override {
-    Node& map = *stack_.back();
+    Frame& map = stack_.back();
     std::size_t at = string_start();
-    if (map.find(value)) fail(at, fmt::format("duplicate key '{}'", value.substr(0, 100)));
-    map.entries.push_back({value, positions_.at(at), {}});
+    if (!map.keys.insert(value).second) fail(at, fmt::format("duplicate key '{}'", value.substr(0, 100)));
+    map.node->entries.push_back({value, positions_.at(at), {}});
     return true;
   }
 
@@ -82,6 +82,11 @@ public:
   }
 
 private:
+  struct Frame {
+    Node* node;
+    std::unordered_set<std::string> keys = {}; // of an object: those read so far
+  };
+
   [[noreturn]] void fail(std::size_t at, const std::string& message) const {
     throw Error(ErrorCode::Config, fmt::format("{}: {}", positions_.at(at), message));
   }
@@ -124,7 +129,7 @@ private:
     Node* n = &root;
     std::string path;
     if (!stack_.empty()) {
-      Node& parent = *stack_.back();
+      Node& parent = *stack_.back().node;
       if (parent.kind == Node::Kind::List) {
         path = fmt::format("{}[{}]", parent.path, parent.items.size());
         n = &parent.items.emplace_back();
@@ -144,7 +149,7 @@ private:
   bool open(Node::Kind kind) {
     std::size_t at = consumed() - 1;
     if (stack_.size() >= kMaxDepth) fail(at, fmt::format("nested deeper than {} levels", kMaxDepth));
-    stack_.push_back(&add(at, kind));
+    stack_.push_back({&add(at, kind)});
     return true;
   }
   bool close() {
@@ -155,7 +160,7 @@ private:
   std::string_view text_;
   Positions positions_;
   const char** furthest_;
-  std::vector<Node*> stack_ = {};
+  std::vector<Frame> stack_ = {};
   int values_ = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace gdn::config {
 
-inline constexpr std::size_t kMaxFileBytes = 1 << 20; // no configuration is near this
+inline constexpr std::size_t kMaxFileBytes = 256 << 10; // no configuration is near this
 inline constexpr int kMaxDepth = 32;                  // nesting of maps and lists
 inline constexpr int kMaxValues = 20000;              // scalars, lists and maps in one document
 

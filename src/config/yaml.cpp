@@ -1,6 +1,7 @@
 #include "config/yaml.h"
 
 #include <sstream>
+#include <unordered_set>
 
 #include <fmt/format.h>
 #include <yaml-cpp/emitter.h>
@@ -38,7 +39,7 @@ public:
     check_tag(mark, tag);
     if (expects_key()) {
       Frame& f = stack_.back();
-      if (f.node->find(value)) fail(mark, fmt::format("duplicate key '{}'", value.substr(0, 100)));
+      if (!f.keys.insert(value).second) fail(mark, fmt::format("duplicate key '{}'", value.substr(0, 100)));
       f.node->entries.push_back({value, where(mark), {}});
       f.has_key = true;
       return;
@@ -62,7 +63,8 @@ public:
 private:
   struct Frame {
     Node* node;
-    bool has_key; // Map: a key has been read and waits for its value
+    bool has_key = false;                       // Map: a key has been read and waits for its value
+    std::unordered_set<std::string> keys = {};  // Map: those read so far
   };
 
   std::string where(const YAML::Mark& mark) const {
@@ -110,7 +112,7 @@ private:
     check_tag(mark, tag);
     if (expects_key()) fail(mark, "a key must be a word, not a list or a map; is a bracket left open?");
     if (stack_.size() >= kMaxDepth) fail(mark, fmt::format("nested deeper than {} levels", kMaxDepth));
-    stack_.push_back({&add(mark, kind), false});
+    stack_.push_back({&add(mark, kind)});
   }
 
   std::string file_;

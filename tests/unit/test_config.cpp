@@ -70,7 +70,7 @@ TEST_CASE("bad yaml is an error at its position") {
   CHECK(has(yaml_message(std::string(40, '[') + std::string(40, ']')), "nested deeper than 32 levels"));
   CHECK(has(yaml_message("a: \xff\xfe\n"), "f.yaml:1:4: is not UTF-8 text (byte 0xff)"));
   CHECK(has(yaml_message(std::string("a: \0b\n", 6)), "f.yaml:1:4: control character 0x00"));
-  CHECK(has(yaml_message(std::string(2 << 20, ' ')), "is larger than 1024 KiB"));
+  CHECK(has(yaml_message(std::string(2 << 20, ' ')), "is larger than 256 KiB"));
   // A billion laughs never starts to laugh.
   CHECK(has(yaml_message("a: &a [x, x]\nb: &b [*a, *a]\n"), "not supported"));
   std::string many = "a: [";
@@ -153,9 +153,9 @@ TEST_CASE("files that cannot be configurations") {
   auto refused = [](const std::filesystem::path& p) { return message_of([&] { read_text_file(p); }); };
   CHECK(has(refused(folder.path), "is a directory, not a file"));
   CHECK(has(refused(folder.path / "absent.yaml"), "absent.yaml: no such file"));
-  std::ofstream(folder.path / "huge.yaml") << std::string((1 << 20) + 1, '#');
-  CHECK(has(refused(folder.path / "huge.yaml"), "is larger than 1024 KiB"));
-  CHECK(has(refused("/dev/zero"), "is larger than 1024 KiB"));
+  std::ofstream(folder.path / "huge.yaml") << std::string((256 << 10) + 1, '#');
+  CHECK(has(refused(folder.path / "huge.yaml"), "is larger than 256 KiB"));
+  CHECK(has(refused("/dev/zero"), "is larger than 256 KiB"));
 }
 
 TEST_CASE("run keys: unknown, wrong and overlaid") {
@@ -227,7 +227,7 @@ TEST_CASE("every run key survives the echo") {
       {"min_offloaded_tensor_size", "-1"}, {"activation_offload_fraction", "1.5"}, {"delta_offload_bytes_across_pp_ranks", "-2"},
       {"max_inflight_offloads", "0"}, {"use_transformer_engine_op_fuser", "true"}, {"moe_paged_stash", "true"},
       {"moe_expert_rank_capacity_factor", "2"}, {"moe_flex_dispatcher_backend", "hybridep"}, {"cuda_graph_warmup_steps", "0"},
-      {"gtp", "2"}, {"moe_input_jitter_eps", "0.01"}, {"linear_cp_mode", "headwise"}, {"cp_partition", "contiguous"},
+      {"gtp", "2"}, {"moe_input_jitter_eps", "0.01"}, {"moe_router_force_load_balancing", "true"}, {"linear_cp_mode", "headwise"}, {"cp_partition", "contiguous"},
       {"conv_pad_alignment", "true"}, {"packed", "true"}};
   std::string defaults = to_yaml(to_node(Run{}));
   for (auto [key, value] : values) apply(run, parse_yaml(std::string(key) + ": " + value, "t"));
