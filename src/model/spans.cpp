@@ -51,8 +51,7 @@ const std::vector<SpanSpec>& native_spans() {
       {"gated_norm", "gated_norm", "gated_norm", kDiscard, "out_proj", kDefault, "hp2cp"}, // its exchanged copy is kept
       {"attention_pre", "attention_pre", "attention_pre", kDiscard, "core_attention", kDefault},
       {"output_gate", "output_gate", "output_gate", kDiscard, "linear_proj", kDefault},
-      {"mlp_norm", "mlp_norm", "mlp_norm", kDiscard, "combine", kDefault}, // where module moe_fc1 reads it
-      {"mlp_norm", "mlp_norm", "mlp_norm", kDiscard, "expert_fc2", kDefault},
+      {"mlp_norm", "mlp_norm", "mlp_norm", kDiscard, "unpermute", kDefault}, // where module moe_fc1 reads it
       {"mlp_norm", "mlp_norm", "mlp_norm", kDiscard, "mlp_fc1", kDefault},
       {"shared_act", "shared_act", "shared_act", kDiscard, "shared_fc2", kDefault},
       {"expert_rows", "gather", "gather", kDiscard, "expert_fc1", kDefault, "dispatch"}, // the rows received are kept
@@ -65,8 +64,8 @@ const std::vector<SpanSpec>& native_spans() {
       {"gdn_norm_out", "gated_norm", "hp2cp", kDiscard, "out_proj"}, // with context parallelism: its exchange
       {"attention_proj", "input_norm", "linear_qkv.copy", kDiscard, "linear_proj"},
       {"attention_proj", "input_norm", "linear_qkv", kDiscard, "linear_proj"},
-      {"moe_fc1", "gather", "expert_fc1", kDiscard, "combine"}, // and its exchange
-      {"moe_fc1", "gather", "expert_fc1", kDiscard, "expert_fc2"},
+      // Before d:e_out is made, which is as large as the rows it gathers. With an exchange: that too.
+      {"moe_fc1", "gather", "expert_fc1", kDiscard, "unpermute"},
       {"shared_fc1", "shared_fc1", "shared_fc1", kDiscard, "shared_fc2"},
       {"mlp_fc1", "mlp_norm", "mlp_fc1", kDiscard, "mlp_fc2"},
       // Whole halves of a layer: only the residual stream is kept.

@@ -66,10 +66,10 @@ TensorId expand_heads(Builder& b, std::string name, TensorId x, std::int64_t hea
 }
 
 GateOutputs gates(Builder& b, std::string name, TensorId beta_logits, TensorId alpha, ParamRef a_log, ParamRef dt_bias,
-                  const GdnAttr& attr) {
+                  const GdnAttr& attr, std::optional<DType> beta_dtype) {
   const std::int64_t rows = b.at(alpha).rows();
   TensorId g = b.tensor("g", DType::FP32, {rows, attr.value_heads});
-  TensorId beta = b.tensor("beta", b.at(beta_logits).dtype, {rows, attr.value_heads});
+  TensorId beta = b.tensor("beta", beta_dtype.value_or(b.at(beta_logits).dtype), {rows, attr.value_heads});
   Op& op = b.op(std::move(name), OpKind::Gates, {beta_logits, alpha}, {g, beta}, attr);
   op.params = {std::move(a_log), std::move(dt_bias)};
   op.steps.push_back({.name = "backward", .reads = {beta_logits, alpha}, .grad_reads = {g, beta},

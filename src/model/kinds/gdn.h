@@ -1,4 +1,5 @@
 #pragma once
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,9 +32,10 @@ struct GateOutputs {
   TensorId g;    // [R, Hv] fp32, log decay
   TensorId beta; // [R, Hv], write strength
 };
-// g = -exp(A_log) softplus(alpha + dt_bias), beta = sigmoid(b). Backward reads the raw logits.
+// g = -exp(A_log) softplus(alpha + dt_bias), beta = sigmoid(b). Backward reads the raw logits. beta has
+// their dtype unless one is given.
 GateOutputs gates(Builder& b, std::string name, TensorId beta_logits, TensorId alpha, ParamRef a_log, ParamRef dt_bias,
-                  const GdnAttr& attr);
+                  const GdnAttr& attr, std::optional<DType> beta_dtype = {});
 
 struct RuleOutputs {
   TensorId o;          // [R, Hv, dv]

@@ -6,10 +6,10 @@ namespace gdn::model {
 
 Gdn2GateOutputs gdn2_gates(Builder& b, std::string name, TensorId f, TensorId erase, TensorId write, ParamRef a_log,
                            ParamRef dt_bias, const GdnAttr& attr) {
-  const std::int64_t rows = b.at(f).rows();
+  const std::int64_t rows = b.at(f).rows(), heads = attr.grouped ? attr.key_heads : attr.value_heads;
   const DType dtype = b.at(f).dtype;
-  Gdn2GateOutputs out{b.tensor("g", DType::FP32, {rows, attr.value_heads, attr.key_dim}),
-                      b.tensor("b", dtype, {rows, attr.value_heads, attr.key_dim}),
+  Gdn2GateOutputs out{b.tensor("g", DType::FP32, {rows, heads, attr.key_dim}),
+                      b.tensor("b", dtype, {rows, heads, attr.key_dim}),
                       b.tensor("w", dtype, {rows, attr.value_heads, attr.value_dim})};
   Op& op = b.op(std::move(name), OpKind::Gdn2Gates, {f, erase, write}, {out.g, out.b, out.w}, attr);
   op.params = {std::move(a_log), std::move(dt_bias)};

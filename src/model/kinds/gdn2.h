@@ -11,8 +11,8 @@ struct Gdn2GateOutputs {
   TensorId b; // [R, Hv, dk], erase gate
   TensorId w; // [R, Hv, dv], write gate
 };
-// g = -exp(A_log) softplus(f + dt_bias), b and w sigmoids; f and b at Hk heads, repeated to Hv.
-// Backward reads the raw sections.
+// g = -exp(A_log) softplus(f + dt_bias), b and w sigmoids; f and b at Hk heads, repeated to Hv unless
+// attr.grouped. Backward reads the raw sections.
 Gdn2GateOutputs gdn2_gates(Builder& b, std::string name, TensorId f, TensorId erase, TensorId write, ParamRef a_log,
                            ParamRef dt_bias, const GdnAttr& attr);
 

@@ -42,10 +42,14 @@ TensorId head_loss(Builder& b, TensorId y, const config::Model& model, const con
 TensorId mtp_depth(Builder& b, TensorId y, const config::Model& model, const config::Run& run, const Dims& d) {
   const NormAttr norm{model.norm_eps, model.zero_centred_norm};
   const std::int64_t h = d.hidden;
+  // As Megatron counts a depth: its three norms beside its GEMMs.
+  auto count_norm = [&] { b.list().ops.back().model_flops = 2.0 * static_cast<double>(d.tokens_sp * h); };
   TensorId ids = data(b, "shifted_ids", d.tokens, "ids");
   TensorId e = embed(b, ids, run, d, "embedded");                                        // [N_sp, h]
   TensorId e_norm = rms_norm(b, "enorm", e, b.param("enorm", h, d.dtype), norm, "e_norm").y;
+  count_norm();
   TensorId h_norm = rms_norm(b, "hnorm", y, b.param("hnorm", h, d.dtype), norm, "h_norm").y;
+  count_norm();
   TensorId pair = concat(b, "eh_concat", {e_norm, h_norm}, Along::Columns, "eh");        // [N_sp, 2h]
   TensorId x = linear(b, "eh_proj", pair, b.param("eh_proj", 2 * h * h / d.tp, d.dtype), h / d.tp,
                       {TensorParallel::Column, d.tp, d.sp}, "eh_out");                   // [N, h/tp]
@@ -55,7 +59,9 @@ TensorId mtp_depth(Builder& b, TensorId y, const config::Model& model, const con
   b.scope(scope, params + "layer.");
   x = layer(b, x, model, run, d, model.mixers.back(), model.mlps.back());
   b.scope(scope, params);
-  return rms_norm(b, "final_norm", x, b.param("final_norm", h, d.dtype), norm, "y").y;
+  TensorId out = rms_norm(b, "final_norm", x, b.param("final_norm", h, d.dtype), norm, "y").y;
+  count_norm();
+  return out;
 }
 
 } // namespace
