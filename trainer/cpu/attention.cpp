@@ -1,0 +1,143 @@
+#include <fmt/format.h>
+
+#include "reference/attention.h"
+#include "reference/mlp.h"
+#include "reference/norm.h"
+#include "trainer/cpu/ops.h"
+
+namespace gdn::trainer::cpu {
+
+using model::AttentionAttr;
+using model::NormAttr;
+
+namespace {
+
+// A contiguous matrix under another number of rows.
+View with_rows(const OpCall& c, View v, std::int64_t rows) {
+  if (!v || v.rows == rows) return v;
+  const std::int64_t n = v.rows * v.cols;
+  if ((v.rows > 1 && v.stride != v.cols) || n % rows != 0)
+    throw Error(ErrorCode::Internal, fmt::format("{}: a strided [{}, {}] operand cannot be seen as {} rows", c.name(), v.rows, v.cols, rows));
+  v.rows = rows;
+  v.cols = v.stride = n / rows;
+  return v;
+}
+GradView with_rows(const OpCall& c, GradView g, std::int64_t rows) { return {with_rows(c, g.to, rows), g.accumulate}; }
+
+// RMSNorm of heads: rows of x are heads, unless one statistic covers several of them.
+struct HeadNormShape {
+  reference::RmsNorm norm;
+  std::int64_t rows, group;
+  explicit HeadNormShape(const OpCall& c) {
+    const auto& a = c.attr<NormAttr>();
+    const model::Tensor& x = c.list().tensor(c.op().inputs[0]);
+    norm = {a.group, a.zero_centred, a.eps};
+    group = a.group;
+    rows = x.cols() % a.group == 0 ? x.rows() : x.elements() / a.group;
+  }
+};
+
+View statistic(View v, const HeadNormShape& s) { // [x.elements / group] as [rows, groups of a row]
+  v.cols = v.stride = v.rows * v.cols / s.rows;
+  v.rows = s.rows;
+  return v;
+}
+
+void head_norm_forward(const OpCall& c) {
+  const HeadNormShape s(c);
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::rms_norm_forward<T>(s.norm, mat<T>(with_rows(c, c.in(0), s.rows)), values(c.param(0, 1, s.group)),
+                                   mat<T>(with_rows(c, c.out(0), s.rows)), values(statistic(c.out(1), s)));
+  });
+}
+void head_norm_backward(const OpCall& c) {
+  const HeadNormShape s(c);
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::rms_norm_backward<T>(s.norm, mat<T>(with_rows(c, c.in(0), s.rows)), values(c.param(0, 1, s.group)),
+                                    values(statistic(c.out(1), s)), mat<T>(with_rows(c, c.d_out(0), s.rows)),
+                                    grad<T>(with_rows(c, c.d_in(0), s.rows)), values(c.param_grad(0, 1, s.group)));
+  });
+}
+
+// Tokens of the rank: rows of head-shaped operands.
+std::int64_t tokens_of(const OpCall& c) { return c.batch().sequences.back(); }
+
+reference::Rope rope_of(const OpCall& c, bool inverse) {
+  const auto& a = c.attr<AttentionAttr>();
+  return {a.head_dim, a.rotary_dim, a.theta, inverse};
+}
+void rope_forward(const OpCall& c) {
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::rope<T>(rope_of(c, false), c.batch().sequences, {}, mat<T>(with_rows(c, c.in(0), tokens_of(c))),
+                       mat<T>(with_rows(c, c.out(0), tokens_of(c))));
+  });
+}
+void rope_backward(const OpCall& c) {
+  const View dy = c.d_out(0);
+  with_type(dy.dtype, [&]<class T>() {
+    reference::rope<T>(rope_of(c, true), c.batch().sequences, {}, mat<T>(with_rows(c, dy, tokens_of(c))),
+                       grad<T>(with_rows(c, c.d_in(0), tokens_of(c))));
+  });
+}
+
+// inputs q, k, v; outputs o, lse.
+reference::AttentionShape shape_of(const OpCall& c) {
+  const auto& a = c.attr<AttentionAttr>();
+  if (!a.fused) throw Error(ErrorCode::Config, "unfused core attention is not executed", "gdnplan prices it; use fused attention");
+  return {a.heads, a.kv_heads, a.head_dim, 0};
+}
+void core_forward(const OpCall& c) {
+  const std::int64_t n = tokens_of(c);
+  const reference::AttentionRows rows{c.batch().sequences, c.batch().sequences};
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::attention_forward<T>(shape_of(c), rows, mat<T>(with_rows(c, c.in(0), n)), mat<T>(with_rows(c, c.in(1), n)),
+                                    mat<T>(with_rows(c, c.in(2), n)), mat<T>(with_rows(c, c.out(0), n)), values(c.out(1)));
+  });
+}
+void core_backward(const OpCall& c) {
+  const std::int64_t n = tokens_of(c);
+  const reference::AttentionRows rows{c.batch().sequences, c.batch().sequences};
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::AttentionBackward<T> p;
+    p.q = mat<T>(with_rows(c, c.in(0), n));
+    p.k = mat<T>(with_rows(c, c.in(1), n));
+    p.v = mat<T>(with_rows(c, c.in(2), n));
+    p.o = mat<T>(with_rows(c, c.out(0), n));
+    p.lse = values(c.out(1));
+    p.d_o = mat<T>(with_rows(c, c.d_out(0), n));
+    p.dq = grad<T>(with_rows(c, c.d_in(0), n));
+    p.dk = grad<T>(with_rows(c, c.d_in(1), n));
+    p.dv = grad<T>(with_rows(c, c.d_in(2), n));
+    reference::attention_backward<T>(shape_of(c), rows, p);
+  });
+}
+
+// inputs o, gate.
+void gate_forward(const OpCall& c) {
+  const std::int64_t n = tokens_of(c);
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::sigmoid_gate_forward<T>(mat<T>(with_rows(c, c.in(0), n)), mat<T>(with_rows(c, c.in(1), n)),
+                                       mat<T>(with_rows(c, c.out(0), n)));
+  });
+}
+void gate_backward(const OpCall& c) {
+  const std::int64_t n = tokens_of(c);
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::sigmoid_gate_backward<T>(mat<T>(with_rows(c, c.in(0), n)), mat<T>(with_rows(c, c.in(1), n)),
+                                        mat<T>(with_rows(c, c.d_out(0), n)), grad<T>(with_rows(c, c.d_in(0), n)),
+                                        grad<T>(with_rows(c, c.d_in(1), n)));
+  });
+}
+
+const Entry kOps[] = {
+    {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward}},
+    {model::OpKind::Rope, {rope_forward, rope_backward}},
+    {model::OpKind::CoreAttention, {core_forward, core_backward}},
+    {model::OpKind::OutputGate, {gate_forward, gate_backward}},
+};
+
+} // namespace
+
+std::span<const Entry> attention_ops() { return kOps; }
+
+} // namespace gdn::trainer::cpu

@@ -1,0 +1,139 @@
+#include "trainer/cpu/ops.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "reference/heads.h"
+#include "reference/linear.h"
+#include "reference/mlp.h"
+#include "reference/norm.h"
+
+namespace gdn::trainer::cpu {
+
+namespace {
+
+template <class T> void zero(const View& v) {
+  for (std::int64_t i = 0; i < v.rows; ++i) std::fill_n(mat<T>(v).row(i), v.cols, T(0));
+}
+
+void view_forward(const OpCall& c) { c.use_all(); }
+
+// `cat`: the gradients of the views side by side, where the views lie in the input.
+void view_backward(const OpCall& c) {
+  const GradView to = c.d_in(0);
+  const model::Tensor& base = c.list().tensor(c.op().inputs[0]);
+  if (base.rows() > 1 && base.row_stride != base.cols())
+    throw Error(ErrorCode::Internal, fmt::format("{}: views of a strided tensor", c.name()));
+  std::int64_t covered = 0;
+  for (model::TensorId t : c.op().outputs) covered += c.list().tensor(t).elements();
+  with_type(base.dtype, [&]<class T>() {
+    if (covered < base.elements() && !to.accumulate) zero<T>(to.to);
+    for (size_t i = 0; i < c.op().outputs.size(); ++i) {
+      const model::Tensor& part = c.list().tensor(c.op().outputs[i]);
+      const View there{to.to.data + (part.offset - base.offset) * size_of(base.dtype), base.dtype, part.rows(), part.cols(),
+                       part.rows() > 1 ? part.row_stride : part.cols()};
+      if (const View from = c.d_out(i)) reference::copy<T>(mat<T>(from), grad<T>({there, to.accumulate}));
+      else if (!to.accumulate) zero<T>(there);
+    }
+  });
+}
+
+// The same elements under the rows and columns of `shape`; one of the two is contiguous.
+View reshaped(View v, std::int64_t rows, std::int64_t cols) {
+  if (v.rows == rows && v.cols == cols) return v;
+  if (v.rows * v.cols != rows * cols || (v.rows > 1 && v.stride != v.cols))
+    throw Error(ErrorCode::Internal, fmt::format("a [{}, {}] operand cannot be seen as [{}, {}]", v.rows, v.cols, rows, cols));
+  return {v.data, v.dtype, rows, cols, cols};
+}
+
+// x may be strided and shaped otherwise; y is contiguous.
+void copy_forward(const OpCall& c) {
+  const View x = c.in(0);
+  with_type(x.dtype, [&]<class T>() { reference::copy<T>(mat<T>(x), mat<T>(reshaped(c.out(0), x.rows, x.cols))); });
+}
+void copy_backward(const OpCall& c) {
+  const View dy = c.d_out(0);
+  const GradView dx = c.d_in(0);
+  with_type(dy.dtype, [&]<class T>() { reference::copy<T>(mat<T>(reshaped(dy, dx.to.rows, dx.to.cols)), grad<T>(dx)); });
+}
+
+void residual_forward(const OpCall& c) {
+  with_type(c.out(0).dtype, [&]<class T>() { reference::add<T>(mat<T>(c.in(0)), mat<T>(c.in(1)), mat<T>(c.out(0))); });
+}
+
+reference::RmsNorm norm_of(const OpCall& c) {
+  const auto& a = c.attr<model::NormAttr>();
+  return {a.group, a.zero_centred, a.eps};
+}
+std::int64_t norm_width(const OpCall& c) {
+  const std::int64_t group = c.attr<model::NormAttr>().group;
+  return group > 0 ? group : c.list().tensor(c.op().inputs[0]).cols();
+}
+
+// inputs x; outputs y, rstd.
+void norm_forward(const OpCall& c) {
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::rms_norm_forward<T>(norm_of(c), mat<T>(c.in(0)), values(c.param(0, 1, norm_width(c))), mat<T>(c.out(0)),
+                                   values(c.out(1)));
+  });
+}
+void norm_backward(const OpCall& c) {
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::rms_norm_backward<T>(norm_of(c), mat<T>(c.in(0)), values(c.param(0, 1, norm_width(c))), values(c.out(1)),
+                                    mat<T>(c.d_out(0)), grad<T>(c.d_in(0)), values(c.param_grad(0, 1, norm_width(c))));
+  });
+}
+
+// x and W in T, y in O: router logits may be fp32 over a bf16 input.
+template <class F> void with_linear_types(DType x, DType y, F&& f) {
+  if (x == y) with_type(x, [&]<class T>() { f.template operator()<T, T>(); });
+  else if (x == DType::BF16 && y == DType::FP32) f.template operator()<bf16, float>();
+  else throw Error(ErrorCode::Internal, fmt::format("linear from {} to {} is not supported", name_of(x), name_of(y)));
+}
+
+// inputs x [rows, in]; outputs y [rows, out]; parameters W [out, in], bias [out].
+void linear_forward(const OpCall& c) {
+  const View x = c.in(0), y = c.out(0);
+  with_linear_types(x.dtype, y.dtype, [&]<class T, class O>() {
+    const View bias = c.op().params.size() > 1 ? c.param(1, 1, y.cols) : View{};
+    reference::linear_forward<T, O>(mat<T>(x), mat<T>(c.param(0, y.cols, x.cols)), values(bias), mat<O>(y));
+  });
+}
+void linear_backward(const OpCall& c) {
+  const View dy = c.d_out(0);
+  const model::Tensor& x = c.list().tensor(c.op().inputs[0]);
+  with_linear_types(x.dtype, dy.dtype, [&]<class T, class O>() {
+    if (!c.backward_step().grad_writes.empty())
+      if (GradView dx = c.d_in(0)) reference::linear_dgrad<T, O>(mat<O>(dy), mat<T>(c.param(0, dy.cols, x.cols())), grad<T>(dx));
+    for (int p : c.backward_step().param_grads) {
+      const View to = p == 0 ? c.param_grad(0, dy.cols, x.cols()) : c.param_grad(1, 1, dy.cols);
+      if (p == 0) {
+        const View from = c.in(0);
+        if (to) reference::linear_wgrad<T, O>(mat<O>(dy), mat<T>(from), mat<float>(to));
+      } else if (to) {
+        reference::bias_grad<O>(mat<O>(dy), values(to));
+      }
+    }
+  });
+}
+
+constexpr std::string_view kRanks = "collectives need more than one rank";
+const Entry kOps[] = {
+    {model::OpKind::View, {view_forward, view_backward}},
+    {model::OpKind::Copy, {copy_forward, copy_backward}},
+    {model::OpKind::ResidualAdd, {residual_forward, nullptr}},
+    {model::OpKind::AllToAll, {.reason = kRanks}},
+    {model::OpKind::AllGather, {.reason = kRanks}},
+    {model::OpKind::ReduceScatter, {.reason = kRanks}},
+    {model::OpKind::AllReduce, {.reason = kRanks}},
+    {model::OpKind::RmsNorm, {norm_forward, norm_backward}},
+    {model::OpKind::Linear, {linear_forward, linear_backward}},
+    {model::OpKind::LmHead, {linear_forward, linear_backward}},
+};
+
+} // namespace
+
+std::span<const Entry> plumbing_ops() { return kOps; }
+
+} // namespace gdn::trainer::cpu

@@ -1,0 +1,81 @@
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "core/units.h"
+#include "model/provider.h"
+#include "trainer/op_call.h"
+
+namespace gdn::trainer {
+
+struct AdamWUpdate {
+  double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+  std::int64_t step = 1;        // 1-based
+  double gradient_scale = 1;    // clipping
+};
+
+// What runs the ops and owns the memory they run on. Everything above it is the same on every device.
+class Device {
+public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;            // "cpu", "NVIDIA H200"
+  virtual const model::Provider& provider() const = 0; // what its ops need and cost
+  virtual Bytes memory() const = 0;                // total, for `fits`
+
+  // Memory for the whole run. Throws Error{DoesNotFit} naming `what` and the bytes.
+  virtual std::byte* allocate(Bytes bytes, std::string_view what) = 0;
+  virtual void deallocate(std::byte* data) = 0;
+  int allocations() const { return allocations_; } // so far: none may happen inside a step
+
+  virtual void fill(std::byte* data, Bytes bytes, unsigned char value) = 0;
+  // Whether every byte is `value`.
+  virtual bool holds(const std::byte* data, Bytes bytes, unsigned char value) = 0;
+  virtual void to_device(std::byte* to, const void* from, Bytes bytes) = 0;
+  virtual void to_host(void* to, const std::byte* from, Bytes bytes) = 0;
+  virtual void synchronise() = 0;
+
+  virtual void run(const OpCall& call) = 0;
+  // Throws Error{Config} naming the op kind and why this device cannot run it.
+  virtual void check_runs(const model::Op& op) const = 0;
+
+  // The update phase. Sum of squares in double and in a fixed order.
+  virtual double sum_of_squares(const float* gradient, std::int64_t n) = 0;
+  // `live` is the parameter in the run's dtype, rounded from the master; absent: the master is it.
+  virtual void adamw(const AdamWUpdate& a, const float* gradient, float* master, float* m, float* v,
+                     std::int64_t n, View live) = 0;
+  virtual void convert(const float* from, View to) = 0; // [1, n], rounded once
+
+protected:
+  int allocations_ = 0;
+};
+
+// Owns one allocation of a device.
+class DeviceMemory {
+public:
+  DeviceMemory() = default;
+  DeviceMemory(Device& device, Bytes bytes, std::string_view what)
+      : device_(&device), data_(device.allocate(bytes, what)), bytes_(bytes) {}
+  DeviceMemory(DeviceMemory&& o) noexcept : device_(o.device_), data_(std::exchange(o.data_, nullptr)), bytes_(o.bytes_) {}
+  DeviceMemory& operator=(DeviceMemory&& o) noexcept {
+    std::swap(device_, o.device_);
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    return *this;
+  }
+  ~DeviceMemory() {
+    if (data_) device_->deallocate(data_);
+  }
+  std::byte* data() const { return data_; }
+  Bytes bytes() const { return bytes_; }
+
+private:
+  Device* device_ = nullptr;
+  std::byte* data_ = nullptr;
+  Bytes bytes_ = 0;
+};
+
+} // namespace gdn::trainer

@@ -1,0 +1,113 @@
+#include "trainer/session.h"
+
+#include <chrono>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+
+namespace gdn::trainer {
+
+void check_batch(const Batch& b, std::int64_t tokens, std::int64_t vocab) {
+  auto fail = [](std::string message) { throw Error(ErrorCode::Config, "batch: " + std::move(message)); };
+  if (static_cast<std::int64_t>(b.ids.size()) != tokens || b.labels.size() != b.ids.size())
+    fail(fmt::format("{} ids and {} labels, expected {}", b.ids.size(), b.labels.size(), tokens));
+  if (b.sequences.empty() || b.sequences.front() != 0) fail("sequence offsets must start at 0");
+  for (size_t i = 1; i < b.sequences.size(); ++i)
+    if (b.sequences[i] <= b.sequences[i - 1])
+      fail(fmt::format("sequence offsets must strictly increase: {} after {}", b.sequences[i], b.sequences[i - 1]));
+  if (b.sequences.back() != tokens) fail(fmt::format("sequence offsets end at {}, but there are {} tokens", b.sequences.back(), tokens));
+  for (size_t i = 0; i < b.ids.size(); ++i) {
+    if (b.ids[i] < 0 || b.ids[i] >= vocab) fail(fmt::format("token {} has id {}; ids are 0 to {}", i, b.ids[i], vocab - 1));
+    if (b.labels[i] != -100 && (b.labels[i] < 0 || b.labels[i] >= vocab))
+      fail(fmt::format("token {} has label {}; labels are 0 to {}, or -100 to ignore one", i, b.labels[i], vocab - 1));
+  }
+}
+
+std::vector<std::int64_t> dense_sequences(std::int64_t batch, std::int64_t seq) {
+  std::vector<std::int64_t> offsets;
+  for (std::int64_t i = 0; i <= batch; ++i) offsets.push_back(i * seq);
+  return offsets;
+}
+
+Session::Session(config::Model model, config::Run run, Device& device)
+    : model_(std::move(model)), run_(std::move(run)), device_(device),
+      workload_(std::make_unique<plan::Workload>(model_, run_, device.provider())),
+      parameters_(std::make_unique<Parameters>(model_, run_, device, ledger_)) {}
+
+void Session::use(const plan::Setting& setting, Checks checks) {
+  executor_.reset(); // the arena first: two never coexist
+  program_ = std::make_unique<program::Program>(step_program(*workload_, setting, static_cast<int>(run_.micro_batches())));
+  program::LayoutOptions options;
+  options.guard = kGuard;
+  executor_ = std::make_unique<Executor>(*program_, script(*program_, program::lay_out(*program_, options)), device_,
+                                         *parameters_, ledger_, checks);
+}
+
+StepResult Session::run(const std::vector<Batch>& batches, std::uint64_t step, std::uint64_t seed,
+                        const Executor::Observer& observer) {
+  const std::int64_t tokens = run_.micro_batch * run_.seq;
+  if (static_cast<std::int64_t>(batches.size()) != run_.micro_batches())
+    throw Error(ErrorCode::Internal, fmt::format("{} batches for {} micro-batches", batches.size(), run_.micro_batches()));
+  StepTotals totals;
+  std::vector<MicroBatch> views;
+  std::int64_t valid = 0;
+  for (const Batch& b : batches) {
+    check_batch(b, tokens, model_.vocab);
+    views.push_back({b.ids, b.labels, b.sequences, static_cast<std::int64_t>(views.size())});
+    for (std::int64_t label : b.labels) valid += label != -100;
+  }
+  if (valid == 0) throw Error(ErrorCode::Config, "batch: every label is ignored");
+  StepContext context{seed, step, views, 1.0 / static_cast<double>(valid), 1.0 / static_cast<double>(batches.size()), &totals};
+
+  parameters_->zero_gradients();
+  ledger_.reset_peak();
+  const auto start = std::chrono::steady_clock::now();
+  executor_->run(context, observer);
+  device_.synchronise();
+  StepResult r;
+  r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  r.loss = totals.loss_sum / static_cast<double>(valid);
+  r.mtp_loss = totals.mtp_sum / static_cast<double>(valid);
+  r.aux_loss = totals.aux_loss;
+  r.tokens = tokens * static_cast<std::int64_t>(batches.size());
+  r.valid = valid;
+  r.expert_load = std::move(totals.expert_load);
+  r.peak = ledger_.peak();
+  return r;
+}
+
+Trace run_traced(Session& session, const Batch& batch) {
+  Trace out;
+  auto copy = [&](const OpCall& call, model::TensorId t) {
+    for (const OpCall::Operand& o : call.operands()) {
+      if (o.access.tensor != t || o.access.gradient) continue;
+      const View v = call.view_of(o);
+      std::vector<float> values(static_cast<size_t>(v.rows * v.cols));
+      if (v.dtype == DType::FP32) {
+        session.device().to_host(values.data(), v.data, v.rows * v.cols * 4);
+      } else {
+        std::vector<std::uint16_t> raw(values.size());
+        session.device().to_host(raw.data(), v.data, v.rows * v.cols * 2);
+        for (size_t i = 0; i < raw.size(); ++i) {
+          const std::uint32_t bits = static_cast<std::uint32_t>(raw[i]) << 16; // bf16 is the upper half of an fp32
+          std::memcpy(&values[i], &bits, 4);
+        }
+      }
+      return values;
+    }
+    return std::vector<float>();
+  };
+  out.result = session.run({batch}, 0, 0, [&](size_t, const OpCall& call, Seconds) {
+    if (call.pass() != program::Pass::Forward) return;
+    for (model::TensorId t : call.op().outputs) {
+      if (t == call.list().output) out.hidden.push_back(copy(call, t));
+      if (call.op().name == "final_norm" && t == call.op().outputs.front()) out.normed = copy(call, t);
+      if (call.op().kind == model::OpKind::LmHead && call.op().name == "lm_head") out.logits = copy(call, t);
+    }
+  });
+  return out;
+}
+
+} // namespace gdn::trainer
