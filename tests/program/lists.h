@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,21 +36,26 @@ inline config::Run one_gpu(config::Build build, const std::string& revision = "m
 }
 
 struct Traced {
-  model::OpList list;
+  std::unique_ptr<model::OpList> owned; // the trace points to it
+  const model::OpList& list;
   std::vector<model::Span> spans;
   program::UnitTrace trace;
   program::Levels levels;
 };
 
-inline Traced traced(model::OpList list, const std::vector<std::string>& modules, bool module_alone) {
-  Traced t{std::move(list), {}, {}, {}};
-  t.spans = model::spans_for(t.list, modules, {}, "megatron");
+inline Traced traced(model::OpList unit, std::vector<model::Span> spans, bool module_alone) {
+  auto owned = std::make_unique<model::OpList>(std::move(unit));
+  const model::OpList& list = *owned;
   program::TraceOptions options;
   options.external_output_gradient = module_alone;
-  t.trace = program::trace(t.list, t.spans, model::upstream_provider(), options);
-  t.trace.list = nullptr; // the list moves with the result
-  t.levels = program::levels(t.trace);
-  return t;
+  program::UnitTrace trace = program::trace(list, spans, model::upstream_provider(), options);
+  program::Levels levels = program::levels(trace);
+  return {std::move(owned), list, std::move(spans), std::move(trace), std::move(levels)};
+}
+
+inline Traced traced(model::OpList unit, const std::vector<std::string>& modules, bool module_alone) {
+  std::vector<model::Span> spans = model::spans_for(unit, modules, {}, "megatron");
+  return traced(std::move(unit), std::move(spans), module_alone);
 }
 
 inline Traced module_alone(const config::Model& model, const config::Run& run, const std::string& module,
@@ -65,6 +71,15 @@ inline Traced whole_layer(const config::Model& model, const config::Run& run, co
 // Bytes that cross from forward to backward, a token of this rank; the unit's input included.
 inline double retained_per_token(const Traced& t) {
   return static_cast<double>(t.levels.retained) / static_cast<double>(t.list.tokens);
+}
+
+// Bytes a token of one tensor's storage.
+inline double bytes_of(const Traced& t, const std::string& tensor) {
+  return static_cast<double>(t.list.storage_of(t.list.find_tensor(tensor)).bytes) / static_cast<double>(t.list.tokens);
+}
+
+inline const model::Op& op_of(const Traced& t, const std::string& name) {
+  return t.list.ops.at(static_cast<size_t>(t.list.find_op(name)));
 }
 
 inline double mib(Bytes b) { return static_cast<double>(b) / static_cast<double>(kMiB); }
