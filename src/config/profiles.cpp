@@ -40,11 +40,9 @@ void set_model_key(Node& map, const Setting& s) {
   map.set(name, std::move(value));
 }
 
-ModelProfile read_file(const fs::path& path, const std::vector<Setting>& settings,
-                       const std::optional<fs::path>& run_file) {
-  fs::path file = fs::is_directory(path) ? path / "config.json" : path;
+ModelProfile read_hugging_face(const fs::path& file, const std::vector<Setting>& settings,
+                               const std::optional<fs::path>& run_file) {
   std::string text = read_text_file(file), shown = file.string();
-  if (file.extension() != ".json") return read_model_profile(parse_yaml(text, shown), settings, run_file);
   std::vector<std::string> notes;
   fs::path parent = fs::absolute(file).parent_path();
   std::string name = file.stem() == "config" ? parent.filename().string() : file.stem().string();
@@ -54,10 +52,47 @@ ModelProfile read_file(const fs::path& path, const std::vector<Setting>& setting
   return p;
 }
 
+// `base: NAME` starts from another profile: the file's keys replace its keys one by one, those of
+// `run` as well. Sizes that differ make the published counts of the base somebody else's.
+Node overlay(Node base, const Node& file) {
+  bool resized = false;
+  for (const Entry& e : file.entries) {
+    if (e.key == "base") continue;
+    if (e.key == "run") {
+      Node run;
+      run.kind = Node::Kind::Map;
+      if (const Node* old = base.find("run")) run = *old;
+      if (e.value.kind != Node::Kind::Map) e.value.fail("expected a map of run settings");
+      for (const Entry& r : e.value.entries) run.set(r.key, r.value);
+      base.set("run", std::move(run));
+      continue;
+    }
+    const std::string name(canonical_model_key(e.key));
+    if (name == "layer_types") base.erase("full_attention_interval");
+    if (name == "full_attention_interval") base.erase("layer_types");
+    if (!name.empty() && name != "name" && name != "aliases" && name != "source") {
+      resized = true;
+      std::erase_if(base.entries, [&](const Entry& old) { return canonical_model_key(old.key) == name; });
+    }
+    base.set(e.key, e.value);
+  }
+  if (!file.find("aliases")) base.erase("aliases");
+  if (resized && !file.find("parameters")) base.erase("parameters");
+  return base;
+}
+
+// A bare word is always a profile, so that a folder "tiny" beside you never shadows it.
 bool looks_like_path(const std::string& what) {
-  std::error_code ec;
-  return what.find('/') != std::string::npos || what.ends_with(".yaml") || what.ends_with(".yml") ||
-         what.ends_with(".json") || fs::exists(what, ec);
+  return what.starts_with("/") || what.starts_with(".") || what.ends_with(".yaml") || what.ends_with(".yml") ||
+         what.ends_with(".json");
+}
+
+// "Qwen/Qwen3.5-35B-A3B", as a model card writes it -> "qwen3.5-35b-a3b".
+std::string as_profile_name(const std::string& what) {
+  std::string name = what.substr(what.rfind('/') + 1);
+  for (char& c : name)
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  return name;
 }
 
 } // namespace
@@ -152,10 +187,13 @@ void Profiles::add(std::vector<File>& files, std::string origin, std::string tex
   files.push_back(std::move(f));
 }
 
-const Profiles::File* Profiles::find(const std::vector<File>& files, const std::string& name) {
+const Profiles::File* Profiles::find(const std::vector<File>& files, const std::string& what) {
+  std::string name = as_profile_name(what);
   // The last one wins: profiles of a folder come after the built-in ones.
   for (auto f = files.rbegin(); f != files.rend(); ++f)
-    if (f->name == name || std::find(f->aliases.begin(), f->aliases.end(), name) != f->aliases.end()) return &*f;
+    if (as_profile_name(f->name) == name ||
+        std::any_of(f->aliases.begin(), f->aliases.end(), [&](const std::string& a) { return as_profile_name(a) == name; }))
+      return &*f;
   return nullptr;
 }
 
@@ -168,22 +206,45 @@ namespace {
     candidates.push_back(l.name);
     candidates.insert(candidates.end(), l.aliases.begin(), l.aliases.end());
   }
-  throw Error(ErrorCode::Config, fmt::format("unknown {} '{}'{}", what, name.substr(0, 100), did_you_mean(name.substr(0, 100), candidates)),
-              fmt::format("known: {}; or give a file", fmt::join(names, ", ")));
+  throw Error(ErrorCode::Config, fmt::format("unknown {} '{}'{}", what, name.substr(0, 100), did_you_mean(as_profile_name(name).substr(0, 100), candidates)),
+              fmt::format("known: {}; or give a path (./folder, file.yaml, config.json)", fmt::join(names, ", ")));
 }
 
 } // namespace
 
 ModelProfile Profiles::model(const std::string& what, const std::vector<Setting>& settings,
                              const std::optional<fs::path>& run_file) const {
-  if (const File* f = find(models_, what)) return read_model_profile(parse_yaml(f->text, f->origin), settings, run_file);
-  if (looks_like_path(what)) return read_file(what, settings, run_file);
-  fail_unknown("model", what, models());
+  Node map;
+  if (looks_like_path(what)) {
+    std::error_code ec;
+    fs::path file = fs::is_directory(what, ec) ? fs::path(what) / "config.json" : fs::path(what);
+    if (file.extension() == ".json") return read_hugging_face(file, settings, run_file);
+    map = parse_yaml(read_text_file(file), file.string());
+  } else if (const File* f = find(models_, what)) {
+    map = parse_yaml(f->text, f->origin);
+  } else {
+    fail_unknown("model", what, models());
+  }
+  return read_model_profile(on_base(std::move(map)), settings, run_file);
+}
+
+Node Profiles::on_base(Node map, int depth) const {
+  const Node* base = map.find("base");
+  if (!base) return map;
+  const std::string name = as_string(*base);
+  const File* f = find(models_, name);
+  if (!f) {
+    std::vector<std::string> names;
+    for (const File& m : models_) names.push_back(m.name);
+    base->fail(fmt::format("unknown model '{}'{}", name, did_you_mean(name, names)), fmt::format("known: {}", fmt::join(names, ", ")));
+  }
+  if (depth > 8) base->fail("profiles are based on one another in a circle");
+  return overlay(on_base(parse_yaml(f->text, f->origin), depth + 1), map);
 }
 
 Hardware Profiles::hardware(const std::string& what) const {
-  if (const File* f = find(hardware_, what)) return read_hardware(parse_yaml(f->text, f->origin));
   if (looks_like_path(what)) return read_hardware(parse_yaml(read_text_file(what), what));
+  if (const File* f = find(hardware_, what)) return read_hardware(parse_yaml(f->text, f->origin));
   fail_unknown("hardware", what, hardwares());
 }
 

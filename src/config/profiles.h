@@ -13,7 +13,8 @@
 // or overrides, and files given by path.
 namespace gdn::config {
 
-// A model file: the model, the run it is planned with unless told otherwise, and on what.
+// A model file (on its own, or on a `base:` profile whose keys it changes): the model, the run it is
+// planned with unless told otherwise, and on what.
 struct ModelProfile {
   Model model;
   Run run;
@@ -35,7 +36,8 @@ public:
   // those of the same name. Error{Config} if it has neither subfolder, or a profile in it is wrong.
   explicit Profiles(std::optional<std::filesystem::path> folder = {});
 
-  // `what` is a name, an alias, a YAML file or a Hugging Face config.json (or the folder of one).
+  // `what` is a name or alias in any case ("Qwen/Qwen3.5-35B-A3B" too), or a path: starts with . or /
+  // or ends in .yaml, .yml or .json; a folder is one that holds a Hugging Face config.json.
   // Settings are applied last: keys of the model to the model, all others to the run; a run file
   // (a map of run keys) lies between the profile's own run and the settings. Resolves the pipeline
   // layout. Error{Config} for an unknown name lists what there is, with the nearest spelling.
@@ -59,7 +61,8 @@ private:
     std::vector<std::string> aliases;
   };
   static void add(std::vector<File>& files, std::string origin, std::string text);
-  static const File* find(const std::vector<File>& files, const std::string& name);
+  static const File* find(const std::vector<File>& files, const std::string& what);
+  Node on_base(Node map, int depth = 0) const; // resolves `base: NAME`
 
   std::vector<File> models_ = {}, hardware_ = {};
 };

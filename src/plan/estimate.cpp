@@ -48,7 +48,7 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
     ranks_.push_back(std::move(rank));
   }
   for (const config::ReserveRow& row : hardware.reserve) outside_.push_back({row.name, row.source, row.bytes});
-  model_flops_per_token_ = model::model_flops_per_token(model, run.seq, run.train_mtp ? model.mtp_layers : 0);
+  model_flops_per_token_ = model::model_flops_per_token(model, run.seq, run.train_mtp).forward();
   const model::Dims d = model::Dims::of(model, run);
   boundary_bytes_ = d.tokens_sp * d.hidden * size_of(d.dtype);
 }

@@ -6,9 +6,8 @@
 
 #include "core/error.h"
 #include "model/concat.h"
-#include "model/megatron/ends.h"
-#include "model/megatron/layer.h"
 #include "model/spans.h"
+#include "model/stack_lists.h"
 
 namespace gdn::plan {
 
@@ -18,7 +17,7 @@ using model::Span;
 
 Workload::Workload(const config::Model& model, const config::Run& run, const model::Provider& provider)
     : model_(model), run_(run), provider_(provider),
-      embedding_(model::megatron::embedding_unit(model, run)), head_(model::megatron::head_unit(model, run)) {
+      embedding_(model::embedding_unit(model, run)), head_(model::head_unit(model, run)) {
   for (std::int64_t i = 0; i < model.layers(); ++i) layer_list(i);
 }
 
@@ -26,7 +25,7 @@ const OpList& Workload::layer_list(std::int64_t layer) {
   const auto key = std::pair(model_.mixers[static_cast<size_t>(layer)], model_.mlps[static_cast<size_t>(layer)]);
   auto it = layers_.find(key);
   if (it == layers_.end())
-    it = layers_.emplace(key, model::megatron::decoder_layer(model_, run_, key.first, key.second)).first;
+    it = layers_.emplace(key, model::decoder_layer(model_, run_, key.first, key.second)).first;
   return it->second;
 }
 
@@ -90,12 +89,23 @@ std::int64_t Workload::layers_with(const std::string& module) const {
   return count;
 }
 
-std::vector<std::string> Workload::op_names() const {
+void Workload::require_known_ops(const Setting& setting) const {
   std::vector<std::string> names;
   for (const auto& [key, list] : layers_)
     for (const model::Op& op : list.ops)
       if (std::find(names.begin(), names.end(), op.name) == names.end()) names.push_back(op.name);
-  return names;
+  for (const config::UserSpan& s : setting.user_spans) {
+    for (const std::string& op : {s.first, s.last})
+      if (std::find(names.begin(), names.end(), op) == names.end())
+        throw Error(ErrorCode::Usage, fmt::format("--span {}: no layer of '{}' has an op '{}'{}", s.name, model_.name, op,
+                                                  did_you_mean(op, names)),
+                    "`gdnplan layer` lists the ops of a layer");
+    const bool together = std::any_of(layers_.begin(), layers_.end(), [&](const auto& entry) {
+      return entry.second.find_op(s.first) >= 0 && entry.second.find_op(s.last) >= 0;
+    });
+    if (!together)
+      throw Error(ErrorCode::Usage, fmt::format("--span {}: no layer has both '{}' and '{}'", s.name, s.first, s.last));
+  }
 }
 
 } // namespace gdn::plan

@@ -42,8 +42,9 @@ public:
   std::vector<PlacedUnit> units(const model::Chunk& chunk, const Setting& setting);
   // Whether any unit of the model holds an op the module acts on, and on how many decoder layers.
   std::int64_t layers_with(const std::string& module) const;
-  // Ops that a user span may name; for messages.
-  std::vector<std::string> op_names() const;
+  // Throws Error{Usage} when a user span names an op that no layer has (nearest spelling), or no
+  // single layer has both its ends.
+  void require_known_ops(const Setting& setting) const;
 
   const config::Model& model() const { return model_; }
   const config::Run& run() const { return run_; }

@@ -6,6 +6,31 @@
 
 namespace gdn::report {
 
+Document& Document::heading(std::string text) {
+  blocks.emplace_back(Heading{std::move(text)});
+  return *this;
+}
+
+Document& Document::line(std::string text, Tone tone, int indent) {
+  blocks.emplace_back(Line{std::move(text), tone, indent});
+  return *this;
+}
+
+Document& Document::verbatim(std::string text, int indent) {
+  blocks.emplace_back(Line{std::move(text), Tone::Plain, indent, true});
+  return *this;
+}
+
+Document& Document::pairs(std::vector<std::pair<std::string, std::string>> rows) {
+  blocks.emplace_back(Pairs{std::move(rows)});
+  return *this;
+}
+
+Document& Document::table(Table t) {
+  blocks.emplace_back(std::move(t));
+  return *this;
+}
+
 namespace {
 
 // Columns a UTF-8 text takes (every code point counts one).

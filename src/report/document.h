@@ -47,20 +47,11 @@ using Block = std::variant<Heading, Line, Pairs, Table>;
 struct Document {
   std::vector<Block> blocks = {};
 
-  Document& heading(std::string text) { blocks.push_back(Heading{std::move(text)}); return *this; }
-  Document& line(std::string text, Tone tone = Tone::Plain, int indent = 0) {
-    blocks.push_back(Line{std::move(text), tone, indent});
-    return *this;
-  }
-  Document& verbatim(std::string text, int indent = 2) {
-    blocks.push_back(Line{std::move(text), Tone::Plain, indent, true});
-    return *this;
-  }
-  Document& pairs(std::vector<std::pair<std::string, std::string>> rows) {
-    blocks.push_back(Pairs{std::move(rows)});
-    return *this;
-  }
-  Document& table(Table t) { blocks.push_back(std::move(t)); return *this; }
+  Document& heading(std::string text);
+  Document& line(std::string text, Tone tone = Tone::Plain, int indent = 0);
+  Document& verbatim(std::string text, int indent = 2); // something to paste
+  Document& pairs(std::vector<std::pair<std::string, std::string>> rows);
+  Document& table(Table t);
 };
 
 struct TextStyle {

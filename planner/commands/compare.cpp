@@ -1,0 +1,190 @@
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "planner/commands/commands.h"
+#include "planner/results.h"
+
+namespace gdn::planner {
+
+namespace {
+
+// One joined row: how far B is from A.
+struct Difference {
+  std::string set, key, unit, sources;
+  double a = 0, b = 0;
+  double relative() const { return a != 0 ? b / a - 1 : b == 0 ? 0 : INFINITY; }
+};
+
+struct CompareCommand {
+  std::string first, second, observed;
+  double fail_above = -1;
+  std::string fail_above_text;
+  OutputOptions output;
+
+  int run() {
+    if (!fail_above_text.empty()) fail_above = parse_percent(fail_above_text);
+    const config::Profile a = config::read_profile(std::filesystem::path(first));
+    config::Profile b;
+    if (!second.empty()) b = config::read_profile(std::filesystem::path(second));
+    else if (!observed.empty()) b = observation(a);
+    else throw Error(ErrorCode::Usage, "compare needs a second profile or --observed", "gdnplan compare A.yaml B.yaml, or A.yaml --observed allocated=77.8GB");
+
+    std::vector<Difference> rows;
+    std::vector<std::string> unmatched;
+    join(a, b, rows, unmatched);
+    const bool failed = fail_above >= 0 && std::any_of(rows.begin(), rows.end(), [&](const Difference& d) { return std::fabs(d.relative()) > fail_above; });
+    Output out;
+    out.text = text(a, b, rows, unmatched, failed);
+    out.json = [&] { return json(a, b, rows, unmatched, failed); };
+    write(out, output);
+    return failed ? 5 : 0;
+  }
+
+  static double parse_percent(const std::string& text) {
+    size_t used = 0;
+    double value = -1;
+    try { value = std::stod(text, &used); } catch (const std::exception&) {}
+    const std::string unit = text.substr(std::min(used, text.size()));
+    if (used == 0 || value < 0 || (unit != "%" && !unit.empty()))
+      throw Error(ErrorCode::Usage, fmt::format("--fail-above: '{}' is not a percentage", text), "for instance 2%");
+    return value / 100;
+  }
+
+  // allocated=77.8GB, reserved=80GB, step=2.2 (seconds), for the profile's first set or "modules=...".
+  config::Profile observation(const config::Profile& a) const {
+    config::Profile b;
+    b.identity = {{"kind", "observed"}};
+    config::ProfileSet set{a.sets.empty() ? "none" : a.sets.front().modules, {}};
+    size_t at = 0;
+    while (at <= observed.size()) {
+      const size_t comma = std::min(observed.find(',', at), observed.size());
+      const std::string item = observed.substr(at, comma - at);
+      at = comma + 1;
+      const size_t equal = item.find('=');
+      const std::string key = item.substr(0, equal), value = equal == std::string::npos ? "" : item.substr(equal + 1);
+      const std::vector<std::string> known{"allocated", "reserved", "step", "modules"};
+      if (value.empty() || std::find(known.begin(), known.end(), key) == known.end())
+        throw Error(ErrorCode::Usage, fmt::format("--observed: '{}'{}", item, did_you_mean(key, known)), "allocated=SIZE, reserved=SIZE, step=SECONDS, modules=SETTING");
+      if (key == "modules") set.modules = value;
+      else if (key == "step") set.rows.push_back({"time.step_seconds", seconds(value), "seconds", "observed"});
+      else set.rows.push_back({"memory." + key + "_bytes", static_cast<double>(decimal_bytes(value)), "bytes", "observed"});
+    }
+    b.sets.push_back(std::move(set));
+    return b;
+  }
+
+  static double seconds(const std::string& text) {
+    size_t used = 0;
+    double value = -1;
+    try { value = std::stod(text, &used); } catch (const std::exception&) {}
+    if (used == 0 || value <= 0 || (text.substr(used) != "" && text.substr(used) != "s"))
+      throw Error(ErrorCode::Usage, fmt::format("--observed: step '{}' is not a time in seconds", text));
+    return value;
+  }
+
+  // A log's GB is 1e9 bytes; GiB is 2^30. Elsewhere every prefix is a power of 1024.
+  static Bytes decimal_bytes(const std::string& text) {
+    const bool decimal = text.size() > 2 && text.find('i') == std::string::npos && (text.back() == 'B' || text.back() == 'b');
+    const Bytes binary = parse_bytes(text, "--observed");
+    if (!decimal) return binary;
+    const char unit = static_cast<char>(std::toupper(static_cast<unsigned char>(text[text.size() - 2])));
+    const int power = unit == 'K' ? 1 : unit == 'M' ? 2 : unit == 'G' ? 3 : unit == 'T' ? 4 : 0;
+    return static_cast<Bytes>(static_cast<double>(binary) * std::pow(1000.0 / 1024.0, power));
+  }
+
+  static void join(const config::Profile& a, const config::Profile& b, std::vector<Difference>& rows, std::vector<std::string>& unmatched) {
+    for (const config::ProfileSet& set : a.sets) {
+      const config::ProfileSet* other = b.find(set.modules);
+      if (!other) {
+        unmatched.push_back(fmt::format("{}: only in the first", set.modules));
+        continue;
+      }
+      std::int64_t missing = 0;
+      for (const config::ProfileRow& r : set.rows) {
+        const config::ProfileRow* o = other->find(r.key);
+        if (!o) ++missing;
+        else rows.push_back({set.modules, r.key, r.unit, r.source + " / " + o->source, r.value, o->value});
+      }
+      for (const config::ProfileRow& r : other->rows)
+        if (!set.find(r.key)) unmatched.push_back(fmt::format("{}: {} only in the second", set.modules, r.key));
+      if (missing) unmatched.push_back(fmt::format("{}: {} rows only in the first", set.modules, missing));
+    }
+    for (const config::ProfileSet& set : b.sets)
+      if (!a.find(set.modules)) unmatched.push_back(fmt::format("{}: only in the second", set.modules));
+  }
+
+  static std::string value(double v, const std::string& unit) {
+    if (unit == "bytes") return format_bytes(static_cast<Bytes>(v));
+    if (unit == "seconds") return format_seconds(v);
+    return fmt::format("{:.5g} {}", v, unit);
+  }
+
+  report::Document text(const config::Profile&, const config::Profile&, const std::vector<Difference>& rows,
+                        const std::vector<std::string>& unmatched, bool failed) const {
+    report::Document d;
+    d.heading(fmt::format("{} | {}", first, second.empty() ? "observed" : second));
+    report::Table t{"compare", {{"modules", report::Align::Left, true}, {"row", report::Align::Left, true}, {"first", report::Align::Right}, {"second", report::Align::Right}, {"difference", report::Align::Right}}};
+    double sum = 0, absolute = 0, worst = 0;
+    std::int64_t counted = 0;
+    for (const Difference& r : rows) {
+      if (r.a == 0 && r.b == 0) continue;
+      const bool over = fail_above >= 0 && std::fabs(r.relative()) > fail_above;
+      t.rows.push_back({r.set, r.key, value(r.a, r.unit), value(r.b, r.unit), {std::isfinite(r.relative()) ? percent(r.relative(), 2) : "new", over ? report::Tone::Bad : report::Tone::Plain}});
+      if (!std::isfinite(r.relative())) continue;
+      sum += r.relative();
+      absolute += std::fabs(r.relative());
+      if (std::fabs(r.relative()) > std::fabs(worst)) worst = r.relative();
+      ++counted;
+    }
+    d.table(std::move(t));
+    if (counted)
+      d.line(fmt::format("{} rows: mean error {:.2f} %, worst {}, bias {}", counted, 100 * absolute / static_cast<double>(counted), percent(worst, 2), percent(sum / static_cast<double>(counted), 2)), report::Tone::Strong, 2);
+    for (const std::string& u : unmatched) d.line("- " + u, report::Tone::Dim, 2);
+    if (failed) d.line(fmt::format("over the tolerance of {:.3g} %", fail_above * 100), report::Tone::Bad, 2);
+    return d;
+  }
+
+  Json json(const config::Profile& a, const config::Profile& b, const std::vector<Difference>& rows, const std::vector<std::string>& unmatched, bool failed) const {
+    auto identity = [](const config::Profile& p) {
+      Json j = Json::object();
+      for (const auto& [k, v] : p.identity) j[k] = v;
+      return j;
+    };
+    auto of = [&](const char* key) {
+      for (const auto& [k, v] : a.identity)
+        if (k == key) return v;
+      return std::string();
+    };
+    Json j{{"schema", "gdnplan.compare/1"}, {"model", of("model")}, {"stack", of("stack")}, {"build", of("build")}, {"revision", of("revision")},
+           {"modules", a.sets.empty() ? "" : a.sets.front().modules}, {"first", identity(a)}, {"second", identity(b)}};
+    Json list = Json::array();
+    for (const Difference& r : rows)
+      list.push_back({{"modules", r.set}, {"row", r.key}, {"unit", r.unit}, {"first", r.a}, {"second", r.b},
+                      {"relative", std::isfinite(r.relative()) ? Json(r.relative()) : Json(nullptr)}, {"sources", r.sources}});
+    j["rows"] = std::move(list);
+    j["unmatched"] = unmatched;
+    j["over_tolerance"] = failed;
+    j["assumptions"] = Json::array();
+    j["notices"] = Json::array();
+    return j;
+  }
+};
+
+} // namespace
+
+Runner add_compare(CLI::App& program) {
+  auto command = std::make_shared<CompareCommand>();
+  CLI::App* app = program.add_subcommand("compare", "two profiles, predicted or measured; or one and a line of one's own log");
+  app->add_option("A", command->first, "a gdn.profile/1 file")->required();
+  app->add_option("B", command->second, "another one");
+  app->add_option("--observed", command->observed, "allocated=77.8GB[,reserved=...,step=SECONDS,modules=...] (here GB is 1e9 bytes, GiB 2^30)");
+  app->add_option("--fail-above", command->fail_above_text, "end with 5 when a row differs by more, such as 2%");
+  command->output.add_to(*app, {"text", "json", "csv"});
+  app->footer("Example: gdnplan estimate MODEL -o a.yaml && gdnplan compare a.yaml --observed allocated=77.8GB");
+  return [command] { return command->run(); };
+}
+
+} // namespace gdn::planner
