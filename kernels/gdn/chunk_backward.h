@@ -5,14 +5,14 @@
 
 namespace gdn::kernels {
 
-// Gradients of gdn_chunk_forward. Reads what the forward read plus the saved matrix `n`; chunk states
-// are rebuilt. dq and dk are summed over the value heads of a key head in fp32 and in fixed order.
+// Gradients of gdn_chunk_forward, from its inputs (but g) and the saved `g_cum` and `n`; chunk states are
+// rebuilt. dq and dk are summed over the value heads of a key head in fp32 and in fixed order.
 // Every result is bitwise repeatable. Rows past cu_seqlens[sequences] of every gradient become zero.
 struct GdnChunkBackwardParams {
   GdnShape shape;
   GdnChunkTable table;
   GdnTokens q, k, v;
-  const float* g = nullptr;
+  const float* g_cum = nullptr;         // saved by the forward
   const float* beta = nullptr;
   float scale = 1.0f;
   bool l2_norm = false;

@@ -1,7 +1,4 @@
 // gdn_chunk_forward and gdn_chunk_backward: which kernels run, on which buffers.
-#include <fmt/core.h>
-
-#include "core/error.h"
 #include "kernels/common/tensor_map.h"
 #include "kernels/gdn/chunk_backward.h"
 #include "kernels/gdn/rule_kernels.h"
@@ -20,9 +17,7 @@ template <class P>
 RuleArgs common_args(const P& p, const LaunchContext& context, bool backward, const char* kernel) {
   check_rule_shape(p.shape, kernel);
   const RuleScratch at = rule_scratch(p.shape, backward);
-  if (context.scratch_bytes < at.bytes)
-    throw Error(ErrorCode::Internal, fmt::format("{}: {} bytes of scratch given, {} needed", kernel,
-                                                 context.scratch_bytes, at.bytes));
+  check_scratch(context, at.bytes, kernel);
   const GdnShape& s = p.shape;
   auto* scratch = static_cast<char*>(context.scratch);
   RuleArgs a{};
@@ -45,7 +40,6 @@ RuleArgs common_args(const P& p, const LaunchContext& context, bool backward, co
   a.scale = p.scale;
   a.l2_norm = p.l2_norm;
   a.l2_epsilon = p.l2_epsilon;
-  a.g = p.g;
   a.beta = p.beta;
   a.factors = reinterpret_cast<float*>(scratch + at.factors);
   a.p = scratch + at.p;
@@ -62,6 +56,8 @@ RuleArgs common_args(const P& p, const LaunchContext& context, bool backward, co
 
 void gdn_chunk_forward(const GdnChunkForwardParams& p, const LaunchContext& context) {
   RuleArgs a = common_args(p, context, false, "gdn_chunk_forward");
+  a.g = p.g;
+  a.scale_p_by_beta = true;
   a.n_out = p.n;
   a.gamma_out = p.g_cum;
   a.q_rstd = p.q_rstd;
@@ -82,6 +78,7 @@ void gdn_chunk_backward(const GdnChunkBackwardParams& p, const LaunchContext& co
   a.dv = p.dv;
   a.dg = p.dg;
   a.dbeta = p.dbeta;
+  a.gamma = p.g_cum;
   launch_prepare(a, context); // P and the row factors again
   a.state_in = p.initial_state;
   launch_rebuild_scan(a, context);

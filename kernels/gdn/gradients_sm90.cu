@@ -88,38 +88,36 @@ __device__ void feed(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
   }
 }
 
-// d (64 x 64) = left right^T, both [64 tokens, value width].
+// d (64 x 64) = left right^T, both [64 tokens, kTiles x 64 columns]. Operands are descriptors.
 template <int kTiles>
-__device__ __forceinline__ void token_product(float (&d)[32], const char* left, const char* right) {
+__device__ __forceinline__ void token_product(float (&d)[32], std::uint32_t left,
+                                              std::uint32_t right) {
 #pragma unroll
   for (int k = 0; k < 4 * kTiles; ++k) {
-    const std::uint32_t offset = (k / 4) * kTileBytes;
-    product<Contract::kAlongRow, Contract::kAlongRow>(
-        d, tile_step<Contract::kAlongRow>(smem_address(left) + offset, k % 4),
-        tile_step<Contract::kAlongRow>(smem_address(right) + offset, k % 4), k > 0);
+    const std::uint32_t step = (k / 4) * kNextTile + step_offset<Contract::kAlongRow>(k % 4);
+    product<Contract::kAlongRow, Contract::kAlongRow>(d, left + step, right + step, k > 0);
   }
 }
 
-// d (64 tokens x 64 keys of half `half`) = left (tokens x values) times a stored state (values x keys).
+// d (64 tokens x 64 keys) = left (tokens x values) times one key half of a stored state (values x keys).
 template <int kTiles>
-__device__ __forceinline__ void state_product(float (&d)[32], const char* left, const char* state,
-                                              int half) {
+__device__ __forceinline__ void state_product(float (&d)[32], std::uint32_t left,
+                                              std::uint32_t state) {
 #pragma unroll
   for (int k = 0; k < 4 * kTiles; ++k)
     product<Contract::kAlongRow, Contract::kAcrossRows>(
-        d, tile_step<Contract::kAlongRow>(smem_address(left) + (k / 4) * kTileBytes, k % 4),
-        tile_step<Contract::kAcrossRows>(
-            smem_address(state) + (k / 4) * kStateBytes + half * kTileBytes, k % 4),
-        k > 0);
+        d, left + (k / 4) * kNextTile + step_offset<Contract::kAlongRow>(k % 4),
+        state + (k / 4) * 2 * kNextTile + step_offset<Contract::kAcrossRows>(k % 4), k > 0);
 }
 
 // d (64 x 64 keys) += left right, or left^T right (kA = kAcrossRows); right [64 tokens, 64 keys].
 template <Contract kA>
-__device__ __forceinline__ void mix_product(float (&d)[32], const char* left, const char* right) {
+__device__ __forceinline__ void mix_product(float (&d)[32], std::uint32_t left,
+                                            std::uint32_t right) {
 #pragma unroll
   for (int k = 0; k < 4; ++k)
-    product<kA, Contract::kAcrossRows>(d, tile_step<kA>(smem_address(left), k),
-                                       tile_step<Contract::kAcrossRows>(smem_address(right), k));
+    product<kA, Contract::kAcrossRows>(d, left + step_offset<kA>(k),
+                                       right + step_offset<Contract::kAcrossRows>(k));
 }
 
 // Sum over the four lanes that share a row.
@@ -178,20 +176,43 @@ __device__ __forceinline__ float2 pair_at(const char* tile, int row, int n, int 
   return make_float2(bf16_low(pair), bf16_high(pair));
 }
 
-// sum += factor_i * h_ij, and the row dots of factor * h with the rows of `tile`, added to dot[2].
-__device__ __forceinline__ void fold_rows(float (&sum)[32], const float (&h)[32], const char* tile,
-                                          const float (&factor)[2], float (&dot)[2],
-                                          const Lane& at) {
+// dq += H1 with its row factor; y += row dots with q.
+__device__ __forceinline__ void fold_read(float (&dq)[32], float (&y)[2], const float (&h)[32],
+                                          const char* q, const float (&factor)[2], const Lane& at) {
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
-      const float2 row = pair_at(tile, at.row() + 8 * x, n, at.t);
+      const float2 row = pair_at(q, at.row() + 8 * x, n, at.t);
       const float h0 = factor[x] * h[4 * n + 2 * x], h1 = factor[x] * h[4 * n + 2 * x + 1];
-      sum[4 * n + 2 * x] += h0;
-      sum[4 * n + 2 * x + 1] += h1;
-      dot[x] += h0 * row.x + h1 * row.y;
+      dq[4 * n + 2 * x] += h0;
+      dq[4 * n + 2 * x + 1] += h1;
+      y[x] += h0 * row.x + h1 * row.y;
     }
+}
+
+// dk += H2 + H3 with their row factors; y and z += their row dots with k.
+__device__ __forceinline__ void fold_write(float (&dk)[32], float (&y)[2], float (&z)[2],
+                                           const float (&h2)[32], const float (&h3)[32],
+                                           const char* k, const float (&factor2)[2],
+                                           const float (&factor3)[2], const Lane& at) {
+#pragma unroll
+  for (int x = 0; x < 2; ++x) {
+    float along2 = 0.0f, along3 = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 row = pair_at(k, at.row() + 8 * x, n, at.t);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int index = 4 * n + 2 * x + e;
+        along2 += h2[index] * (e == 0 ? row.x : row.y);
+        along3 += h3[index] * (e == 0 ? row.x : row.y);
+        dk[index] += factor2[x] * h2[index] + factor3[x] * h3[index];
+      }
+    }
+    y[x] += factor2[x] * along2;
+    z[x] += factor3[x] * along3;
+  }
 }
 
 // <S, dS> over key half `half`, this thread's part.
@@ -298,6 +319,14 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
   const int me = threadIdx.x / kWarpgroup; // math warpgroup, also its half of the key columns
   const int thread = threadIdx.x % kWarpgroup;
   const int warp = threadIdx.x / 32;       // 0..7
+  constexpr std::uint32_t kRowsWord = kTiles * kNextTile; // between the stages of Z, E, dO
+  const struct {
+    std::uint32_t q, k, d, f, state, d_state, z, e, d_o;
+  } words = {descriptor(smem_address(s.q)),     descriptor(smem_address(s.k)),
+             descriptor(smem_address(s.d)),     descriptor(smem_address(s.f)),
+             descriptor(smem_address(s.state)), descriptor(smem_address(s.d_state)),
+             descriptor(smem_address(s.z)),     descriptor(smem_address(s.e)),
+             descriptor(smem_address(s.d_o))};
   char* const own_q = s.q + me * kTileBytes;
   char* const own_k = s.k + me * kTileBytes;
   const std::int64_t items = static_cast<std::int64_t>(a.offsets[a.sequences]) * a.key_heads;
@@ -318,15 +347,17 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
 
     float raw[32]; // q k^T in warpgroup 0, k k^T in warpgroup 1
     products_begin();
-    token_product<kKeyTiles>(raw, me == 0 ? s.q : s.k, s.k);
+    token_product<kKeyTiles>(raw, me == 0 ? words.q : words.k, words.k);
     products_commit();
     float dq[32] = {}, dk[32] = {};
     products_wait<0>(raw);
 
     for (int h = 0; h < a.group; ++h, rows.advance(), states.advance(), buffer ^= 1) {
-      const int i = rows.stage;
+      const int i = __shfl_sync(~0u, rows.stage, 0); // uniform, for the descriptors' sake
       const int value_head = key_head * a.group + h;
       const auto& factors = s.factors[i];
+      const std::uint32_t d_o = words.d_o + i * kRowsWord, e = words.e + i * kRowsWord,
+                          z = words.z + i * kRowsWord;
       barrier_wait(&s.rows_full[i], rows.parity);
       if (chunk.rows < kChunk) { // Z and E are zero there already
         zero_tail(s.d_o[i], kTiles, chunk.rows, threadIdx.x, kMath);
@@ -334,12 +365,16 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
         named_barrier(kMathBarrier, kMath);
       }
 
-      // D or F
-      float mixed[32];
+      // D or F, and H1 behind it
+      float mixed[32], h1[32];
       products_begin();
-      token_product<kTiles>(mixed, me == 0 ? s.d_o[i] : s.e[i], s.z[i]);
+      token_product<kTiles>(mixed, me == 0 ? d_o : e, z);
       products_commit();
-      products_wait<0>(mixed);
+      barrier_wait(&s.states_full, states.parity);
+      products_begin();
+      state_product<kTiles>(h1, d_o, words.state + me * kNextTile);
+      products_commit();
+      products_wait<1>(mixed);
       {
         float left[2], gamma[2], sums[32];
 #pragma unroll
@@ -358,10 +393,10 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
 #pragma unroll
           for (int x = 0; x < 2; ++x)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              const int index = 4 * n + 2 * x + e, row = at.row() + 8 * x, column = j + e;
-              const float right = e == 0 ? norm.x * beta.x : norm.y * beta.y;
-              const float decay = exp2_fast(gamma[x] - (e == 0 ? gamma_j.x : gamma_j.y));
+            for (int y = 0; y < 2; ++y) {
+              const int index = 4 * n + 2 * x + y, row = at.row() + 8 * x, column = j + y;
+              const float right = y == 0 ? norm.x * beta.x : norm.y * beta.y;
+              const float decay = exp2_fast(gamma[x] - (y == 0 ? gamma_j.x : gamma_j.y));
               if (me == 1 && row == column && row < chunk.rows)
                 a.dbeta[(static_cast<std::int64_t>(chunk.first_token) + row) * a.value_heads +
                         value_head] = mixed[index];
@@ -374,69 +409,53 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
         straddling_sums(s.w[buffer][warp], sums, at);
       }
 
-      // H1, H2, H3
-      float y[2] = {}, z[2] = {};
-      float product_rows[32];
-      barrier_wait(&s.states_full, states.parity);
+      // H2 and H3 while H1 is folded in
+      products_wait<0>(h1);
+      float h2[32], h3[32];
       products_begin();
-      state_product<kTiles>(product_rows, s.d_o[i], s.state, me);
+      state_product<kTiles>(h2, e, words.state + me * kNextTile);
+      state_product<kTiles>(h3, z, words.d_state + me * kNextTile);
       products_commit();
-      const float c = state_dot<kTiles>(s.state, s.d_state, me, thread);
-      products_wait<0>(product_rows);
       const int low = at.row(), high = at.row() + 8;
+      float y[2] = {}, z_dot[2] = {};
       {
         const float factor[2] = {factors[kQueryDecay][low], factors[kQueryDecay][high]};
-        fold_rows(dq, product_rows, own_q, factor, y, at);
+        fold_read(dq, y, h1, own_q, factor, at);
       }
-      pin(product_rows);
-      products_begin();
-      state_product<kTiles>(product_rows, s.e[i], s.state, me);
-      products_commit();
-      products_wait<0>(product_rows);
-      {
-        const float factor[2] = {-factors[kKeyDecay][low] * factors[kBeta][low],
-                                 -factors[kKeyDecay][high] * factors[kBeta][high]};
-        fold_rows(dk, product_rows, own_k, factor, y, at);
-      }
-      pin(product_rows);
-      products_begin();
-      state_product<kTiles>(product_rows, s.z[i], s.d_state, me);
-      products_commit();
+      float c = state_dot<kTiles>(s.state, s.d_state, me, thread);
       write_dv<kTiles>(a, s.e[i], factors[kBeta], chunk, value_head, me, thread);
-      products_wait<0>(product_rows);
-      __syncwarp();
-      if (at.lane == 0) barrier_arrive(&s.states_empty);
-      {
-        const float factor[2] = {factors[kKeyRest][low] * factors[kBeta][low],
-                                 factors[kKeyRest][high] * factors[kBeta][high]};
-        fold_rows(dk, product_rows, own_k, factor, z, at);
-      }
       const float decay = exp2_fast(factors[kGamma][kChunk - 1]);
+      const float factor2[2] = {-factors[kWriteDecay][low], -factors[kWriteDecay][high]};
+      const float factor3[2] = {factors[kWriteRest][low], factors[kWriteRest][high]};
+      products_wait<0>(h2, h3);
+      __syncwarp();
+      if (at.lane == 0) {
+        barrier_arrive(&s.states_empty);
+        barrier_arrive(&s.rows_empty[i]);
+      }
+      fold_write(dk, y, z_dot, h2, h3, own_k, factor2, factor3, at);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         y[x] = quad_sum(y[x]);
-        z[x] = quad_sum(z[x]);
+        z_dot[x] = quad_sum(z_dot[x]);
         if (at.t == 0) {
           s.y[buffer][me][at.row() + 8 * x] = y[x];
-          s.z_dot[buffer][me][at.row() + 8 * x] = z[x];
+          s.z_dot[buffer][me][at.row() + 8 * x] = z_dot[x];
         }
       }
-      float sum = c;
 #pragma unroll
-      for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
-      if (at.lane == 0) s.c[buffer][warp] = sum;
-      __syncwarp();
-      if (at.lane == 0) barrier_arrive(&s.rows_empty[i]);
+      for (int mask = 16; mask > 0; mask /= 2) c += __shfl_xor_sync(~0u, c, mask);
+      if (at.lane == 0) s.c[buffer][warp] = c;
 
       fence_async_proxy();
       named_barrier(kMathBarrier, kMath); // D, F and the sums of both warpgroups are there
       pin(dq);
       pin(dk);
       products_begin();
-      mix_product<Contract::kAlongRow>(dq, s.d, own_k);
-      mix_product<Contract::kAcrossRows>(dk, s.d, own_q);
-      mix_product<Contract::kAlongRow>(dk, s.f, own_k);
-      mix_product<Contract::kAcrossRows>(dk, s.f, own_k);
+      mix_product<Contract::kAlongRow>(dq, words.d, words.k + me * kNextTile);
+      mix_product<Contract::kAcrossRows>(dk, words.d, words.q + me * kNextTile);
+      mix_product<Contract::kAlongRow>(dk, words.f, words.k + me * kNextTile);
+      mix_product<Contract::kAcrossRows>(dk, words.f, words.k + me * kNextTile);
       products_commit();
       if (warp == 0)
         write_dg(a, s.w[buffer], s.y[buffer], s.z_dot[buffer], s.c[buffer], decay, chunk, value_head,
@@ -539,7 +558,7 @@ template <int kTiles>
 void launch(const RuleArgs& args, const LaunchContext& context) {
   const auto kernel = gdn_gradients_kernel<kTiles>;
   constexpr int kBytes = sizeof(typename Layout<kTiles>::Shared);
-  static_assert(kBytes <= 232448);
+  static_assert(kBytes <= kMaxSharedBytes);
   GDN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   kernel<<<static_cast<unsigned>(context.sm_count), kThreads, kBytes, context.stream>>>(args);
   check_launch("gdn_gradients_kernel");

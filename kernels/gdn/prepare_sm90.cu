@@ -27,8 +27,10 @@ struct Shared {
       alignas(1024) char n0[kTileBytes];
     };
   };
-  char n1[kTileBytes];
-  char p[2][kTileBytes];
+  union {
+    char p[kTileBytes];                // rows on their way out, 16 per warp
+    char n1[kTileBytes];
+  };
   float diagonal[2][4][kBlockStride];
   float gamma[2][kChunk], beta[2][kChunk];
   float q_norm[kChunk], k_norm[kChunk];
@@ -75,9 +77,14 @@ __device__ __forceinline__ void solve_diagonal(Shared& s, int head, int block, i
   float scaled[16]; // beta_j n_j
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    float n = a[i * kPitch + column];
+    float row[16];
 #pragma unroll
-    for (int j = 0; j < i; ++j) n -= a[i * kPitch + j] * scaled[j];
+    for (int j = 0; j < i; j += 4)
+      *reinterpret_cast<float4*>(&row[j]) = *reinterpret_cast<const float4*>(&a[i * kPitch + j]);
+    float n = a[i * kPitch + column], other = 0.0f; // two chains
+#pragma unroll
+    for (int j = 0; j < i; ++j) (j % 2 == 0 ? n : other) -= row[j] * scaled[j];
+    n += other;
     scaled[i] = beta[i] * n;
     out[i * kBlockPitch] = n;
   }
@@ -143,29 +150,37 @@ __device__ __forceinline__ void merge_column(const Shared& s, std::uint32_t tile
   }
 }
 
-// Inclusive prefix sum of g over the chunk (one warp, two rows a lane), and beta; 0 past the end.
+// Log decay inside the chunk, from g (inclusive prefix sum) or as saved, and beta; one warp, two rows a
+// lane. Past the end: the last valid row's decay, beta 0.
 __device__ __forceinline__ void load_gates(const RuleArgs& a, Shared& s, int slot, int head,
                                            const GdnChunk& chunk, int lane) {
   const int i = 2 * lane;
   const std::int64_t at = (static_cast<std::int64_t>(chunk.first_token) + i) * a.value_heads + head;
   const bool first = i < chunk.rows, second = i + 1 < chunk.rows;
-  const float g0 = first ? a.g[at] : 0.0f, g1 = second ? a.g[at + a.value_heads] : 0.0f;
-  float sum = g0 + g1;
+  float gamma0, gamma1;
+  if (a.gamma != nullptr) {
+    const std::int64_t last =
+        (static_cast<std::int64_t>(chunk.first_token) + chunk.rows - 1) * a.value_heads + head;
+    gamma0 = a.gamma[first ? at : last];
+    gamma1 = a.gamma[second ? at + a.value_heads : last];
+  } else {
+    const float g0 = first ? a.g[at] : 0.0f, g1 = second ? a.g[at + a.value_heads] : 0.0f;
+    gamma1 = g0 + g1;
 #pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const float before = __shfl_up_sync(~0u, sum, step);
-    if (lane >= step) sum += before;
+    for (int step = 1; step < 32; step *= 2) {
+      const float before = __shfl_up_sync(~0u, gamma1, step);
+      if (lane >= step) gamma1 += before;
+    }
+    const float before = __shfl_up_sync(~0u, gamma1, 1);
+    gamma0 = (lane == 0 ? 0.0f : before) + g0;
   }
-  float before = __shfl_up_sync(~0u, sum, 1);
-  if (lane == 0) before = 0.0f;
-  const float gamma0 = before + g0;
   if (a.gamma_out != nullptr) {
     if (first) a.gamma_out[at] = gamma0;
-    if (second) a.gamma_out[at + a.value_heads] = sum;
+    if (second) a.gamma_out[at + a.value_heads] = gamma1;
   }
   constexpr float kLog2e = 1.4426950408889634f;
   s.gamma[slot][i] = gamma0 * kLog2e;
-  s.gamma[slot][i + 1] = sum * kLog2e;
+  s.gamma[slot][i + 1] = gamma1 * kLog2e;
   s.beta[slot][i] = first ? a.beta[at] : 0.0f;
   s.beta[slot][i + 1] = second ? a.beta[at + a.value_heads] : 0.0f;
 }
@@ -205,7 +220,7 @@ __device__ void zero_padding(const RuleArgs& a, const GdnChunk& chunk, int key_h
   }
 }
 
-__global__ void __launch_bounds__(kWarpgroup, 3)
+__global__ void __launch_bounds__(kWarpgroup, 4)
 gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
   extern __shared__ __align__(1024) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
@@ -238,14 +253,13 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
   }
 
   float qk[32], kk[32];
+  const std::uint32_t q_tiles = descriptor(smem_address(s.q)), k_tiles = descriptor(smem_address(s.k));
   products_begin();
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
-    const std::uint32_t offset = (k / 4) * kTileBytes;
-    const auto right = tile_step<Contract::kAlongRow>(smem_address(s.k) + offset, k % 4);
-    product<Contract::kAlongRow, Contract::kAlongRow>(kk, right, right, k > 0);
-    product<Contract::kAlongRow, Contract::kAlongRow>(
-        qk, tile_step<Contract::kAlongRow>(smem_address(s.q) + offset, k % 4), right, k > 0);
+    const std::uint32_t step = (k / 4) * kNextTile + step_offset<Contract::kAlongRow>(k % 4);
+    product<Contract::kAlongRow, Contract::kAlongRow>(kk, k_tiles + step, k_tiles + step, k > 0);
+    product<Contract::kAlongRow, Contract::kAlongRow>(qk, q_tiles + step, k_tiles + step, k > 0);
   }
   products_commit();
 
@@ -276,7 +290,7 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
 
   for (int first = 0; first < a.group; first += 2) {
     const int heads = min(2, a.group - first);
-    if (thread == 0) store_wait_read<0>(); // the previous pair's P
+    const std::int64_t head0 = chunk_index * a.value_heads + key_head * a.group + first;
     __syncthreads();
     if (at.warp < heads)
       load_gates(a, s, at.warp, key_head * a.group + first + at.warp, chunk, at.lane);
@@ -285,41 +299,60 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
     const int slot = thread / 64;
     if (slot < heads) {
       const int i = thread % 64;
-      const std::int64_t head = chunk_index * a.value_heads + key_head * a.group + first + slot;
-      float* out = a.factors + head * kFactors * kChunk + i;
+      float* out = a.factors + (head0 + slot) * kFactors * kChunk + i;
       const float valid = i < chunk.rows ? 1.0f : 0.0f;
-      const float gamma = s.gamma[slot][i], decay = exp2_fast(gamma);
+      const float gamma = s.gamma[slot][i], beta = s.beta[slot][i], decay = exp2_fast(gamma);
       const float rest = exp2_fast(s.gamma[slot][kChunk - 1] - gamma);
+      const float q_scale = valid * s.q_norm[i], k_scale = valid * s.k_norm[i];
       out[kGamma * kChunk] = gamma;
-      out[kBeta * kChunk] = s.beta[slot][i];
-      out[kQueryDecay * kChunk] = valid * a.scale * s.q_norm[i] * decay;
-      out[kKeyDecay * kChunk] = valid * s.k_norm[i] * decay;
-      out[kKeyRest * kChunk] = valid * s.k_norm[i] * rest;
-      out[kQueryNorm * kChunk] = valid * s.q_norm[i];
-      out[kKeyNorm * kChunk] = valid * s.k_norm[i];
+      out[kBeta * kChunk] = beta;
+      out[kQueryDecay * kChunk] = a.scale * q_scale * decay;
+      out[kKeyDecay * kChunk] = k_scale * decay;
+      out[kWriteRest * kChunk] = beta * k_scale * rest;
+      out[kKeyRest * kChunk] = k_scale * rest;
+      out[kWriteDecay * kChunk] = beta * k_scale * decay;
+      out[kQueryNorm * kChunk] = q_scale;
+      out[kKeyNorm * kChunk] = k_scale;
       if (a.n_out != nullptr) solve_diagonal(s, slot, i / 16, i % 16);
     }
     for (int h = 0; h < heads; ++h) {
       float p[32];
+      float gamma_i[2], left[2];
 #pragma unroll
-      for (int e = 0; e < 32; ++e) {
-        const int i = at.row() + 8 * (e % 4 / 2), j = 8 * (e / 4) + 2 * at.t + e % 2;
-        p[e] = i >= j ? a.scale * s.q_norm[i] * s.k_norm[j] * qk[e] *
-                            exp2_fast(s.gamma[h][i] - s.gamma[h][j])
-                      : 0.0f;
+      for (int x = 0; x < 2; ++x) {
+        gamma_i[x] = s.gamma[h][at.row() + 8 * x];
+        left[x] = a.scale * s.q_norm[at.row() + 8 * x];
       }
-      store_tile(smem_address(s.p[h]), at, p);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        const int j = 8 * n + 2 * at.t;
+        const float2 gamma_j = *reinterpret_cast<const float2*>(&s.gamma[h][j]);
+        float2 right = *reinterpret_cast<const float2*>(&s.k_norm[j]);
+        if (a.scale_p_by_beta) {
+          right.x *= s.beta[h][j];
+          right.y *= s.beta[h][j + 1];
+        }
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          const int i = at.row() + 8 * x, e = 4 * n + 2 * x;
+          const float p0 = qk[e] * left[x] * right.x * exp2_fast(gamma_i[x] - gamma_j.x);
+          const float p1 = qk[e + 1] * left[x] * right.y * exp2_fast(gamma_i[x] - gamma_j.y);
+          p[e] = i >= j ? p0 : 0.0f;
+          p[e + 1] = i >= j + 1 ? p1 : 0.0f;
+        }
+      }
+      store_tile(smem_address(s.p), at, p); // a warp writes and reads its own 16 rows
+      __syncwarp();
+      const int offset = at.warp * 2048 + at.lane * 16;
+      char* image = a.p + (head0 + h) * kTileBytes;
+#pragma unroll
+      for (int x = 0; x < 4; ++x)
+        *reinterpret_cast<uint4*>(image + offset + x * 512) =
+            *reinterpret_cast<const uint4*>(s.p + offset + x * 512);
+      __syncwarp();
     }
-    fence_async_proxy();
     __syncthreads();
 
-    if (thread == 0) {
-      for (int h = 0; h < heads; ++h) {
-        const std::int64_t head = chunk_index * a.value_heads + key_head * a.group + first + h;
-        store_bulk(a.p + head * kTileBytes, s.p[h], kTileBytes);
-      }
-      store_commit();
-    }
     if (a.n_out == nullptr) continue;
     for (int h = 0; h < heads; ++h) // warps take columns of unequal cost: 0..3, then 3..0
       merge_column(s, smem_address(h == 0 ? s.n0 : s.n1), h, h == 0 ? at.warp : 3 - at.warp, at);
@@ -332,7 +365,6 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
                  chunk.rows, kChunk);
     }
   }
-  if (thread == 0) store_wait<0>();
 }
 
 } // namespace

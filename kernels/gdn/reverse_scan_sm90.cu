@@ -12,17 +12,15 @@ namespace {
 
 template <int kGroups>
 struct Layout {
-  static constexpr int kTiles = 6 + kGroups; // K, Q, N, P, dO
+  static constexpr int kTiles = 6 + kGroups; // K, Q, dO, N, P
   static constexpr int kStages = kGroups == 2 ? 2 : 3;
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+  // Tiles of a stage. dO is the way out of E.
+  static constexpr int kK = 0, kQ = 2, kDo = 4, kN = kDo + kGroups, kP = kN + 1;
   struct Shared {
-    char k[kStages][kKeyTiles * kTileBytes];
-    char q[kStages][kKeyTiles * kTileBytes];
-    char n[kStages][kTileBytes];
-    char p[kStages][kTileBytes];
-    char d_o[kStages][kGroups][kTileBytes]; // then E on its way out
+    char tiles[kStages][kTiles][kTileBytes];
     char state[kGroups][kStateBytes];
-    float factors[kStages][5][kChunk];
+    float factors[kStages][kReverseFactors][kChunk];
     std::uint64_t full[kStages], empty[kStages];
   };
 };
@@ -34,35 +32,39 @@ __device__ void feed(const RuleArgs& a, typename Layout<kGroups>::Shared& s, con
   const int key_head = item.head / a.group;
   for (int c = item.chunks - 1; c >= 0; --c, ring.advance()) {
     const int i = ring.stage;
+    char(*tiles)[kTileBytes] = s.tiles[i];
+    std::uint64_t* full = &s.full[i];
     barrier_wait(&s.empty[i], ring.parity ^ 1);
-    barrier_expect(&s.full[i], L::kTiles * kTileBytes + kScanFactorBytes);
+    barrier_expect(full, L::kTiles * kTileBytes + kReverseFactors * kChunk * 4);
     const int token = static_cast<int>(item.first_token) + c * kChunk;
     const std::int64_t head = static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads +
                               item.head;
     for (int half = 0; half < kKeyTiles; ++half)
-      load_box(s.k[i] + half * kTileBytes, &a.k, &s.full[i], 64 * half, key_head, token);
+      load_box(tiles[L::kK + half], &a.k, full, 64 * half, key_head, token);
     for (int w = 0; w < kGroups; ++w)
-      load_box(s.d_o[i][w], &a.d_o, &s.full[i], 64 * (item.first_tile + w), item.head, token);
-    load_bulk(s.p[i], a.p + head * kTileBytes, kTileBytes, &s.full[i]);
-    load_bulk(s.factors[i], a.factors + head * kFactors * kChunk, kScanFactorBytes, &s.full[i]);
+      load_box(tiles[L::kDo + w], &a.d_o, full, 64 * (item.first_tile + w), item.head, token);
+    load_bulk(tiles[L::kP], a.p + head * kTileBytes, kTileBytes, full);
+    load_bulk(s.factors[i], a.factors + head * kFactors * kChunk, kReverseFactors * kChunk * 4,
+              full);
     for (int half = 0; half < kKeyTiles; ++half)
-      load_box(s.q[i] + half * kTileBytes, &a.q, &s.full[i], 64 * half, key_head, token);
-    load_box(s.n[i], &a.n, &s.full[i], 0, item.head, token);
+      load_box(tiles[L::kQ + half], &a.q, full, 64 * half, key_head, token);
+    load_box(tiles[L::kN], &a.n, full, 0, item.head, token);
   }
 }
 
-// state (64 values x 128 keys) += operand (64 x 64 tokens) times a key-width token tile.
+// state (64 values x 128 keys) += operand (64 x 64 tokens) times the token tiles at `tokens`.
 __device__ __forceinline__ void add_to_state(float (&state)[64], const std::uint32_t (&operand)[16],
-                                             const char* tokens) {
+                                             std::uint32_t tokens) {
 #pragma unroll
   for (int k = 0; k < 4; ++k)
     product<Contract::kAcrossRows>(state, &operand[4 * k],
-                                   tile_step<Contract::kAcrossRows>(smem_address(tokens), k));
+                                   tokens + step_offset<Contract::kAcrossRows>(k));
 }
 
 template <int kGroups>
 __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, const ScanItem& item) {
   using L = Layout<kGroups>;
+  constexpr std::uint32_t kStageWord = L::kTiles * kNextTile;
   const Lane at;
   const int me = threadIdx.x / kWarpgroup;
   const int tile = item.first_tile + me;
@@ -71,6 +73,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
   const std::int64_t state_at =
       (static_cast<std::int64_t>(item.sequence) * a.value_heads + item.head) * a.key_dim *
       a.value_dim;
+  const std::uint32_t tiles = descriptor(smem_address(s.tiles));
 
   float state[64]; // gradient of the state, transposed
   read_state(state, a.state_in == nullptr ? nullptr : a.state_in + state_at, a.key_dim,
@@ -79,12 +82,16 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
   Ring<L::kStages> ring;
   int previous = -1;
   for (int c = item.chunks - 1; c >= 0; --c, ring.advance()) {
-    const int i = ring.stage;
-    const int rows = c == item.chunks - 1 ? item.last_rows : kChunk;
+    const int i = __shfl_sync(~0u, ring.stage, 0); // uniform, for the descriptors' sake
+    const std::uint32_t stage = tiles + i * kStageWord;
+    const auto& factors = s.factors[i];
+    auto factor = [&](int which, int n) {
+      return *reinterpret_cast<const float2*>(&factors[which][8 * n + 2 * at.t]);
+    };
     barrier_wait(&s.full[i], ring.parity);
-    if (rows < kChunk) {
-      zero_tail(s.k[i], kKeyTiles, rows, threadIdx.x, kGroups * kWarpgroup);
-      zero_tail(s.q[i], kKeyTiles, rows, threadIdx.x, kGroups * kWarpgroup);
+    if (c == item.chunks - 1 && item.last_rows < kChunk) {
+      // what lies behind the sequence may be anything: K, Q and the dO slices
+      zero_tail(s.tiles[i][0], 4 + kGroups, item.last_rows, threadIdx.x, kGroups * kWarpgroup);
       fence_async_proxy();
       named_barrier(1, kGroups * kWarpgroup);
     }
@@ -95,62 +102,60 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
     products_begin();
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      product<Contract::kAlongRow>(
-          w, &operand[4 * k],
-          tile_step<Contract::kAlongRow>(smem_address(s.k[i]) + (k / 4) * kTileBytes, k % 4), k > 0);
+      product<Contract::kAlongRow>(w, &operand[4 * k],
+                                   stage + (L::kK + k / 4) * kNextTile +
+                                       step_offset<Contract::kAlongRow>(k % 4),
+                                   k > 0);
     products_commit();
 
     // dO, transposed: the operand of P^T dO, and scaled that of the state update
     std::uint32_t d_o[16], read[16];
-    load_tile_transposed(smem_address(s.d_o[i][me]), at, d_o);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int j = 8 * n + 2 * at.t;
-      const float2 decay = *reinterpret_cast<const float2*>(&s.factors[i][kQueryDecay][j]);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        std::uint32_t& pair = d_o[2 * n + h];
-        if (j >= rows) pair &= 0xffff0000u; // what lies behind the sequence may be anything
-        if (j + 1 >= rows) pair &= 0x0000ffffu;
-        read[2 * n + h] = pack_bf16(decay.x * bf16_low(pair), decay.y * bf16_high(pair));
-      }
-    }
+    load_tile_transposed(smem_address(s.tiles[i][L::kDo + me]), at, d_o);
     float e[32];
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAcrossRows>(e, &d_o[4 * k],
-                                     tile_step<Contract::kAcrossRows>(smem_address(s.p[i]), k),
-                                     k > 0);
+      product<Contract::kAcrossRows>(
+          e, &d_o[4 * k], stage + L::kP * kNextTile + step_offset<Contract::kAcrossRows>(k), k > 0);
     products_commit();
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 decay = factor(kQueryDecay, n);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const std::uint32_t pair = d_o[2 * n + h];
+        read[2 * n + h] = pack_bf16(decay.x * bf16_low(pair), decay.y * bf16_high(pair));
+      }
+    }
 
     if (leader) store_wait_read<0>();
     named_barrier(own_barrier, kWarpgroup); // the images before have left shared memory
     if (previous >= 0 && at.lane == 0) barrier_arrive(&s.empty[previous]);
     store_state(smem_address(s.state[me]), at, operand);
 
-    products_wait<1>(w, operand);
-    const float decay = exp2_fast(s.factors[i][kGamma][kChunk - 1]);
+    const float last = exp2_fast(factors[kGamma][kChunk - 1]);
+    float2 rest[8];
 #pragma unroll
-    for (int x = 0; x < 64; ++x) state[x] *= decay;
+    for (int n = 0; n < 8; ++n) rest[n] = factor(kKeyRest, n);
+    products_wait<1>(w, operand);
+#pragma unroll
+    for (int x = 0; x < 64; ++x) state[x] *= last;
     pin(state);
     products_begin();
-    add_to_state(state, read, s.q[i]);
+    add_to_state(state, read, stage + L::kQ * kNextTile);
     products_commit();
 
     products_wait<1>(e, d_o); // dU = P^T dO + K D, then E = dU - N^T (beta dU)
     std::uint32_t scaled[16];
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const int j = 8 * n + 2 * at.t;
-      const float2 rest = *reinterpret_cast<const float2*>(&s.factors[i][kKeyRest][j]);
-      const float2 beta = *reinterpret_cast<const float2*>(&s.factors[i][kBeta][j]);
+      const float2 beta = factor(kBeta, n);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& e0 = e[4 * n + 2 * h];
         float& e1 = e[4 * n + 2 * h + 1];
-        e0 += rest.x * w[4 * n + 2 * h];
-        e1 += rest.y * w[4 * n + 2 * h + 1];
+        e0 += rest[n].x * w[4 * n + 2 * h];
+        e1 += rest[n].y * w[4 * n + 2 * h + 1];
         scaled[2 * n + h] = pack_bf16(-beta.x * e0, -beta.y * e1);
       }
     }
@@ -158,28 +163,27 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAcrossRows>(e, &scaled[4 * k],
-                                     tile_step<Contract::kAcrossRows>(smem_address(s.n[i]), k));
+      product<Contract::kAcrossRows>(
+          e, &scaled[4 * k], stage + L::kN * kNextTile + step_offset<Contract::kAcrossRows>(k));
     products_commit();
+    float2 decayed[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) decayed[n] = factor(kWriteDecay, n);
     products_wait<0>(e, scaled, state, read);
 
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int j = 8 * n + 2 * at.t;
-      const float2 decayed = *reinterpret_cast<const float2*>(&s.factors[i][kKeyDecay][j]);
-      const float2 beta = *reinterpret_cast<const float2*>(&s.factors[i][kBeta][j]);
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        scaled[2 * n + h] = pack_bf16(-decayed.x * beta.x * e[4 * n + 2 * h],
-                                      -decayed.y * beta.y * e[4 * n + 2 * h + 1]);
-    }
+        scaled[2 * n + h] = pack_bf16(-decayed[n].x * e[4 * n + 2 * h],
+                                      -decayed[n].y * e[4 * n + 2 * h + 1]);
     products_begin();
-    add_to_state(state, scaled, s.k[i]);
+    add_to_state(state, scaled, stage + L::kK * kNextTile);
     products_commit();
 
     std::uint32_t rounded[16];
     pack_operand(e, rounded);
-    store_tile_transposed(smem_address(s.d_o[i][me]), at, rounded);
+    store_tile_transposed(smem_address(s.tiles[i][L::kDo + me]), at, rounded);
     fence_async_proxy();
     named_barrier(own_barrier, kWarpgroup);
     if (leader) {
@@ -187,7 +191,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
           (static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head) *
               a.value_tiles + tile;
       store_bulk(a.d_states + image * kStateBytes, s.state[me], kStateBytes);
-      store_bulk(a.e + image * kTileBytes, s.d_o[i][me], kTileBytes);
+      store_bulk(a.e + image * kTileBytes, s.tiles[i][L::kDo + me], kTileBytes);
       store_commit();
     }
     products_wait<0>(state, scaled);
@@ -228,6 +232,7 @@ void launch(const RuleArgs& args, const LaunchContext& context) {
   using L = Layout<kGroups>;
   const auto kernel = gdn_reverse_scan_kernel<kGroups>;
   constexpr int kBytes = sizeof(typename L::Shared);
+  static_assert(kBytes <= kMaxSharedBytes);
   GDN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto ctas =
       static_cast<unsigned>(args.sequences * args.value_heads * (args.value_tiles / kGroups));

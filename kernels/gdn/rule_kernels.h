@@ -21,7 +21,8 @@ struct RuleArgs {
   bool l2_norm;
   float l2_epsilon;
 
-  const float* g;                 // [tokens, value_heads]
+  const float* g;                 // [tokens, value_heads]; or
+  const float* gamma;             // its prefix sums inside each chunk, when not null
   const float* beta;              // [tokens, value_heads]
   float* factors;                 // [capacity, value_heads, kFactors, 64]
   char* p;                        // images [capacity, value_heads]
@@ -31,6 +32,7 @@ struct RuleArgs {
   char* e;                        // as z
 
   // prepare
+  bool scale_p_by_beta;           // columns of P: the forward scan multiplies P with Z instead of U
   Bf16* n_out;                    // [tokens, value_heads, 64] or null
   float* gamma_out;               // [tokens, value_heads] or null
   float* q_rstd;                  // [tokens, key_heads] or null

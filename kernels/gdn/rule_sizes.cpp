@@ -33,21 +33,47 @@ RuleScratch rule_scratch(const GdnShape& shape, bool backward) {
   return s;
 }
 
-void check_rule_shape(const GdnShape& s, std::string_view kernel) {
+namespace {
+
+void check_shape(const GdnShape& s, std::string_view kernel, int max_key_dim, int max_value_dim) {
   auto refuse = [&](std::string_view what) {
     throw Error(ErrorCode::Usage,
                 fmt::format("{}: {} tokens, {} sequences, heads {}/{}, widths {}/{} are not "
                             "supported: {}", kernel, s.tokens, s.sequences, s.key_heads,
                             s.value_heads, s.key_dim, s.value_dim, what));
   };
-  if (s.tokens < 0 || s.tokens >= std::int64_t{1} << 31) refuse("tokens must be below 2^31");
-  if (s.sequences < 0 || s.sequences >= std::int64_t{1} << 31) refuse("sequences must be below 2^31");
+  constexpr auto kLimit = std::int64_t{1} << 31;
+  if (s.tokens < 0 || s.tokens >= kLimit) refuse("tokens must be below 2^31");
+  if (s.sequences < 0 || s.sequences >= kLimit) refuse("sequences must be below 2^31");
   if (s.key_heads <= 0 || s.value_heads <= 0 || s.value_heads % s.key_heads != 0)
     refuse("value heads must be a multiple of key heads");
   if (s.key_dim <= 0 || s.value_dim <= 0 || s.key_dim % 8 != 0 || s.value_dim % 8 != 0)
     refuse("widths must be multiples of 8");
-  if (s.key_dim > kMaxKeyDim || s.value_dim > kMaxValueDim)
-    refuse(fmt::format("key width up to {}, value width up to {}", kMaxKeyDim, kMaxValueDim));
+  if (s.key_dim > max_key_dim || s.value_dim > max_value_dim)
+    refuse(fmt::format("key width up to {}, value width up to {}", max_key_dim, max_value_dim));
+}
+
+} // namespace
+
+void check_rule_shape(const GdnShape& shape, std::string_view kernel) {
+  check_shape(shape, kernel, kMaxKeyDim, kMaxValueDim);
+}
+
+void check_front_end_shape(const GdnShape& shape, std::string_view kernel) {
+  check_shape(shape, kernel, 256, 256);
+}
+
+void check_gated_norm(const GatedNormInputs& in, std::string_view kernel) {
+  if (in.tokens < 0 || in.heads <= 0 || in.width <= 0 || in.width > 256 || in.width % 8 != 0)
+    throw Error(ErrorCode::Usage, fmt::format("{}: {} tokens x {} heads x {} is not supported: widths "
+                                              "are multiples of 8 up to 256",
+                                              kernel, in.tokens, in.heads, in.width));
+}
+
+void check_scratch(const LaunchContext& context, std::int64_t bytes, std::string_view kernel) {
+  if (context.scratch_bytes < bytes)
+    throw Error(ErrorCode::Internal, fmt::format("{}: {} bytes of scratch given, {} needed", kernel,
+                                                 context.scratch_bytes, bytes));
 }
 
 std::int64_t gdn_chunk_forward_scratch(const GdnShape& shape) {

@@ -2,12 +2,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/gdn/gated_norm.h"
 #include "kernels/gdn/shape.h"
 
 namespace gdn::kernels {
 
 inline constexpr int kTileImageBytes = 8192; // a 64 x 64 bf16 tile
-inline constexpr int kRowFactors = 7;        // fp32 factors per row, value head
+inline constexpr int kRowFactors = 9;        // fp32 factors per row, value head
 inline constexpr int kMaxKeyDim = 128;
 inline constexpr int kMaxValueDim = 192;
 
@@ -18,7 +19,11 @@ struct RuleScratch {
 };
 RuleScratch rule_scratch(const GdnShape& shape, bool backward);
 
-// Throws Error{Usage} naming the shape and the limit it breaks.
+// Throw Error{Usage} naming the shape and the limit it breaks: of the rule, the front end, the norm.
 void check_rule_shape(const GdnShape& shape, std::string_view kernel);
+void check_front_end_shape(const GdnShape& shape, std::string_view kernel);
+void check_gated_norm(const GatedNormInputs& in, std::string_view kernel);
+// Throws Error{Internal} if the context carries less scratch than `bytes`.
+void check_scratch(const LaunchContext& context, std::int64_t bytes, std::string_view kernel);
 
 } // namespace gdn::kernels

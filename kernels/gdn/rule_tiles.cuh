@@ -13,19 +13,24 @@ inline constexpr int kWarpgroup = 128;      // threads
 inline constexpr int kStateBytes = 2 * kTileBytes; // one 64 (value) x 128 (key) slice of a state
 inline constexpr int kKeyTiles = 2;         // key width is padded to 128 columns
 
+inline constexpr int kMaxSharedBytes = 227 * 1024; // per CTA
+
 // Per chunk and value head: fp32 factors of the 64 rows. Rows past the end of a sequence hold 0, and
-// kGamma the value of the last valid row.
+// kGamma the value of the last valid row. The scans load a prefix of them.
 enum Factor {
   kGamma,      // inclusive log decay inside the chunk, times log2(e)
   kBeta,       // write strength
   kQueryDecay, // scale * rho_q * e^gamma
   kKeyDecay,   // rho_k * e^gamma
+  kWriteRest,  // beta * rho_k * e^(gamma_last - gamma)
   kKeyRest,    // rho_k * e^(gamma_last - gamma)
+  kWriteDecay, // beta * rho_k * e^gamma
   kQueryNorm,  // rho_q, 1 without the in-kernel norm
   kKeyNorm,    // rho_k
   kFactors
 };
-inline constexpr int kScanFactorBytes = 5 * kChunk * 4; // kGamma .. kKeyRest
+inline constexpr int kForwardFactors = kWriteRest + 1; // what the state scan needs
+inline constexpr int kReverseFactors = kWriteDecay + 1; // the reverse scan
 inline constexpr int kFactorBytes = kFactors * kChunk * 4;
 
 // Byte offset of 16-byte piece `piece` (0..7) of row `row` in a swizzled tile.
@@ -98,27 +103,28 @@ __device__ __forceinline__ void store_state(std::uint32_t tiles, const Lane& at,
                  s[4 * k + 1], s[4 * k + 2], s[4 * k + 3]);
 }
 
-// Zeros rows `rows`..63 of `tiles` consecutive tiles; `thread` of `threads` take part.
+// Zeros rows `rows`..63 of `tiles` consecutive tiles; `thread` of `threads` (a multiple of 8) take part.
 __device__ __forceinline__ void zero_tail(char* tile, int tiles, int rows, int thread,
                                           int threads) {
-  const int pieces = (kChunk - rows) * 8;
-  for (int i = thread; i < pieces * tiles; i += threads)
-    *reinterpret_cast<uint4*>(tile + (i / pieces) * kTileBytes + rows * 128 + (i % pieces) * 16) =
-        uint4{0, 0, 0, 0};
+#pragma unroll 1
+  for (int i = 0; i < tiles; ++i)
+#pragma unroll 1
+    for (int at = rows * 128 + thread * 16; at < kTileBytes; at += threads * 16)
+      *reinterpret_cast<uint4*>(tile + i * kTileBytes + at) = uint4{0, 0, 0, 0};
 }
 
-// Rows of a tile to a token tensor: 16-byte pieces, rows below `rows`, columns below `width` (of the
-// tile). `row_stride` in elements.
+// Rows of a tile to a token tensor, by one warpgroup: 16-byte pieces, rows below `rows`, columns below
+// `width` (of the tile). `row_stride` in elements.
 __device__ __forceinline__ void write_rows(Bf16* out, std::int64_t row_stride, const char* tile,
                                            int rows, int width) {
+  const int row = threadIdx.x % kWarpgroup / 8, column = threadIdx.x % 8;
+  const char* from = tile + in_tile(row, column); // 16 rows further: the same swizzle
+  Bf16* to = out + row * row_stride + column * 8;
+  if (column * 8 >= width) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int piece = (threadIdx.x % kWarpgroup) + i * kWarpgroup;
-    const int row = piece / 8, column = piece % 8;
-    if (row < rows && column * 8 < width)
-      *reinterpret_cast<uint4*>(out + row * row_stride + column * 8) =
-          *reinterpret_cast<const uint4*>(tile + in_tile(row, column));
-  }
+  for (int i = 0; i < 4; ++i, to += 16 * row_stride)
+    if (row + 16 * i < rows)
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + i * 2048);
 }
 
 // State [sequences, value heads, key dim, value dim] fp32 <-> the transposed accumulator of one

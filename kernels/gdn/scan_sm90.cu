@@ -3,8 +3,9 @@
 // A operand is a rounded accumulator of the one before and nothing but inputs passes through shared
 // memory. One more warpgroup feeds the ring of input tiles.
 //
-//   forward   W = S K^T;  R = V^T - W (rho e^gamma);  Z = R - (R beta) N^T;  U = Z beta
-//             O = (S Q^T)(s rho e^gamma) + U P^T;     S = e^gamma_last S + (U rho e^(gamma_last-gamma)) K
+//   forward   W = S K^T;  R = V^T - W (rho e^gamma);  Z = R - (R beta) N^T
+//             O = (S Q^T)(s rho e^gamma) + Z (P beta)^T
+//             S = e^gamma_last S + (Z beta rho e^(gamma_last-gamma)) K
 //   rebuild   the same without O: hands S (before the chunk) and Z of every chunk to the backward
 #include "kernels/common/check.h"
 #include "kernels/gdn/rule_kernels.h"
@@ -18,17 +19,15 @@ enum class Scan { kForward, kRebuild };
 template <Scan kScan, int kGroups> // kGroups: math warpgroups
 struct Layout {
   static constexpr bool kForward = kScan == Scan::kForward, kRebuild = !kForward;
-  static constexpr int kTiles = (kForward ? 6 : 3) + kGroups; // K, [Q, P,] N, V
+  static constexpr int kTiles = (kForward ? 6 : 3) + kGroups; // K, N, V, [Q, P]
   static constexpr int kStages = kForward ? 3 : 4;
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+  // Tiles of a stage. V is the way out of O or Z.
+  static constexpr int kK = 0, kN = 2, kV = 3, kQ = kV + kGroups, kP = kQ + kKeyTiles;
   struct Shared {
-    char k[kStages][kKeyTiles * kTileBytes];
-    char n[kStages][kTileBytes];
-    char v[kStages][kGroups][kTileBytes]; // then O or Z on its way out
-    char q[kForward ? kStages : 0][kKeyTiles * kTileBytes];
-    char p[kForward ? kStages : 0][kTileBytes];
+    char tiles[kStages][kTiles][kTileBytes];
     char state[kForward ? 0 : kGroups][kStateBytes];
-    float factors[kStages][5][kChunk];
+    float factors[kStages][kForwardFactors][kChunk];
     std::uint64_t full[kStages], empty[kStages];
   };
 };
@@ -41,86 +40,85 @@ __device__ void feed(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared&
   const int key_head = item.head / a.group;
   for (int c = 0; c < item.chunks; ++c, ring.advance()) {
     const int i = ring.stage;
+    char(*tiles)[kTileBytes] = s.tiles[i];
+    std::uint64_t* full = &s.full[i];
     barrier_wait(&s.empty[i], ring.parity ^ 1);
-    barrier_expect(&s.full[i], L::kTiles * kTileBytes + kScanFactorBytes);
+    barrier_expect(full, L::kTiles * kTileBytes + kForwardFactors * kChunk * 4);
     const int token = static_cast<int>(item.first_token) + c * kChunk;
     const std::int64_t head = static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads +
                               item.head;
     for (int half = 0; half < kKeyTiles; ++half)
-      load_box(s.k[i] + half * kTileBytes, &a.k, &s.full[i], 64 * half, key_head, token);
-    load_bulk(s.factors[i], a.factors + head * kFactors * kChunk, kScanFactorBytes, &s.full[i]);
+      load_box(tiles[L::kK + half], &a.k, full, 64 * half, key_head, token);
+    load_bulk(s.factors[i], a.factors + head * kFactors * kChunk, kForwardFactors * kChunk * 4,
+              full);
     for (int w = 0; w < kGroups; ++w)
-      load_box(s.v[i][w], &a.v, &s.full[i], 64 * (item.first_tile + w), item.head, token);
-    load_box(s.n[i], &a.n, &s.full[i], 0, item.head, token);
+      load_box(tiles[L::kV + w], &a.v, full, 64 * (item.first_tile + w), item.head, token);
+    load_box(tiles[L::kN], &a.n, full, 0, item.head, token);
     if constexpr (L::kForward) {
       for (int half = 0; half < kKeyTiles; ++half)
-        load_box(s.q[i] + half * kTileBytes, &a.q, &s.full[i], 64 * half, key_head, token);
-      load_bulk(s.p[i], a.p + head * kTileBytes, kTileBytes, &s.full[i]);
+        load_box(tiles[L::kQ + half], &a.q, full, 64 * half, key_head, token);
+      load_bulk(tiles[L::kP], a.p + head * kTileBytes, kTileBytes, full);
     }
   }
-}
-
-// d (64 values x 64 tokens) = state (64 x 128 keys) times a key-width token tile, transposed.
-__device__ __forceinline__ void state_product(float (&d)[32], const std::uint32_t (&state)[32],
-                                              const char* tokens) {
-#pragma unroll
-  for (int k = 0; k < 8; ++k)
-    product<Contract::kAlongRow>(
-        d, &state[4 * k],
-        tile_step<Contract::kAlongRow>(smem_address(tokens) + (k / 4) * kTileBytes, k % 4), k > 0);
 }
 
 template <Scan kScan, int kGroups>
 __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared& s,
                         const ScanItem& item) {
   using L = Layout<kScan, kGroups>;
+  constexpr std::uint32_t kStageWord = L::kTiles * kNextTile;
   const Lane at;
   const int me = threadIdx.x / kWarpgroup; // math warpgroup
+  const int thread = threadIdx.x % kWarpgroup;
   const int tile = item.first_tile + me;
   const int own_barrier = 2 + me;
   const std::int64_t state_at =
       (static_cast<std::int64_t>(item.sequence) * a.value_heads + item.head) * a.key_dim *
       a.value_dim;
+  const std::int64_t row_stride = static_cast<std::int64_t>(a.value_heads) * a.value_dim;
+  const std::uint32_t tiles = descriptor(smem_address(s.tiles));
 
   float state[64];
   read_state(state, a.state_in == nullptr ? nullptr : a.state_in + state_at, a.key_dim,
              a.value_dim, 64 * tile, at);
 
   // The output of a chunk is completed one chunk later, in the shadow of the next chunk's chain.
-  float o[32] = {};          // read of the state, scaled; lacks U P^T
-  std::uint32_t u[16] = {};  // U, rounded
+  float o[32] = {};          // read of the state, scaled; lacks Z (P beta)^T
+  std::uint32_t u[16] = {};  // Z, rounded
   Ring<L::kStages> ring;
   int previous = 0; // stage of the chunk before
+  Bf16* out = L::kForward ? a.o + (item.first_token * a.value_heads + item.head) * a.value_dim +
+                                64 * tile
+                          : nullptr;
 
-  auto complete_output = [&](int stage) { // o += U P^T
+  auto complete_output = [&](int stage) {
     pin(o);
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAlongRow>(o, &u[4 * k],
-                                   tile_step<Contract::kAlongRow>(smem_address(s.p[stage]), k));
+      product<Contract::kAlongRow>(o, &u[4 * k], tiles + stage * kStageWord + L::kP * kNextTile +
+                                                     step_offset<Contract::kAlongRow>(k));
     products_commit();
   };
-  // Writes the output of chunk c through its value tile, then frees its stage.
-  auto write_output = [&](int c, int stage, const std::uint32_t (&rounded)[16]) {
-    char* out = s.v[stage][me];
-    store_tile_transposed(smem_address(out), at, rounded);
+  // Writes a chunk's output through its value tile, then frees its stage.
+  auto write_output = [&](int rows, int stage, const std::uint32_t (&rounded)[16]) {
+    char* staged = s.tiles[stage][L::kV + me];
+    store_tile_transposed(smem_address(staged), at, rounded);
     named_barrier(own_barrier, kWarpgroup);
-    const std::int64_t token = item.first_token + static_cast<std::int64_t>(c) * kChunk;
-    write_rows(a.o + (token * a.value_heads + item.head) * a.value_dim + 64 * tile,
-               static_cast<std::int64_t>(a.value_heads) * a.value_dim, out,
-               c == item.chunks - 1 ? item.last_rows : kChunk, a.value_dim - 64 * tile);
-    fence_async_proxy();
+    write_rows(out, row_stride, staged, rows, a.value_dim - 64 * tile);
+    out += kChunk * row_stride;
     __syncwarp();
     if (at.lane == 0) barrier_arrive(&s.empty[stage]);
   };
 
   for (int c = 0; c < item.chunks; ++c, ring.advance()) {
-    const int i = ring.stage;
-    const int rows = c == item.chunks - 1 ? item.last_rows : kChunk;
+    const int i = __shfl_sync(~0u, ring.stage, 0); // uniform, for the descriptors' sake
+    const std::uint32_t stage = tiles + i * kStageWord;
+    const auto& factors = s.factors[i];
     barrier_wait(&s.full[i], ring.parity);
-    if (rows < kChunk) {
-      zero_tail(s.k[i], kKeyTiles, rows, threadIdx.x, kGroups * kWarpgroup);
+    if (c == item.chunks - 1 && item.last_rows < kChunk) {
+      // what lies behind the sequence may be anything: K, N and the V slices
+      zero_tail(s.tiles[i][0], 3 + kGroups, item.last_rows, threadIdx.x, kGroups * kWarpgroup);
       fence_async_proxy();
       named_barrier(1, kGroups * kWarpgroup);
     }
@@ -129,20 +127,30 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
     pack_operand(state, operand);
     float w[32];
     products_begin();
-    state_product(w, operand, s.k[i]);
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      product<Contract::kAlongRow>(w, &operand[4 * k],
+                                   stage + (L::kK + k / 4) * kNextTile +
+                                       step_offset<Contract::kAlongRow>(k % 4),
+                                   k > 0);
     products_commit();
     if constexpr (L::kForward) complete_output(previous);
 
+    std::uint32_t v[16];
+    load_tile_transposed(smem_address(s.tiles[i][L::kV + me]), at, v);
+    float2 decay[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      decay[n] = *reinterpret_cast<const float2*>(&factors[kKeyDecay][8 * n + 2 * at.t]);
+
     if constexpr (L::kRebuild) {
-      if (threadIdx.x % kWarpgroup == 0) store_wait_read<0>();
+      if (thread == 0) store_wait_read<0>();
       named_barrier(own_barrier, kWarpgroup); // the last chunk's images have left shared memory
       if (c > 0 && at.lane == 0) barrier_arrive(&s.empty[previous]);
       store_state(smem_address(s.state[me]), at, operand);
     }
 
     // R = V - K S, elementwise in the transposed layout
-    std::uint32_t v[16];
-    load_tile_transposed(smem_address(s.v[i][me]), at, v);
     float z[32];
     std::uint32_t r[16];
     if constexpr (L::kForward)
@@ -151,16 +159,12 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
       products_wait<0>(w, operand);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const int j = 8 * n + 2 * at.t;
-      const float2 decay = *reinterpret_cast<const float2*>(&s.factors[i][kKeyDecay][j]);
-      const float2 beta = *reinterpret_cast<const float2*>(&s.factors[i][kBeta][j]);
+      const float2 beta =
+          *reinterpret_cast<const float2*>(&factors[kBeta][8 * n + 2 * at.t]);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float v0 = bf16_low(v[2 * n + h]), v1 = bf16_high(v[2 * n + h]);
-        if (j >= rows) v0 = 0.0f; // what lies behind the sequence may be anything
-        if (j + 1 >= rows) v1 = 0.0f;
-        z[4 * n + 2 * h] = v0 - decay.x * w[4 * n + 2 * h];
-        z[4 * n + 2 * h + 1] = v1 - decay.y * w[4 * n + 2 * h + 1];
+        z[4 * n + 2 * h] = bf16_low(v[2 * n + h]) - decay[n].x * w[4 * n + 2 * h];
+        z[4 * n + 2 * h + 1] = bf16_high(v[2 * n + h]) - decay[n].y * w[4 * n + 2 * h + 1];
         r[2 * n + h] = pack_bf16(-beta.x * z[4 * n + 2 * h], -beta.y * z[4 * n + 2 * h + 1]);
       }
     }
@@ -170,20 +174,29 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAlongRow>(z, &r[4 * k],
-                                   tile_step<Contract::kAlongRow>(smem_address(s.n[i]), k));
+      product<Contract::kAlongRow>(
+          z, &r[4 * k], stage + L::kN * kNextTile + step_offset<Contract::kAlongRow>(k));
     products_commit();
     std::uint32_t rounded[16]; // the output of the chunk before
     if constexpr (L::kForward) {
       products_wait<1>(o, u);
       pack_operand(o, rounded);
       products_begin();
-      state_product(o, operand, s.q[i]);
+#pragma unroll
+      for (int k = 0; k < 8; ++k)
+        product<Contract::kAlongRow>(o, &operand[4 * k],
+                                     stage + (L::kQ + k / 4) * kNextTile +
+                                         step_offset<Contract::kAlongRow>(k % 4),
+                                     k > 0);
       products_commit();
     }
-    const float decay = exp2_fast(s.factors[i][kGamma][kChunk - 1]);
+    const float last = exp2_fast(factors[kGamma][kChunk - 1]);
 #pragma unroll
-    for (int e = 0; e < 64; ++e) state[e] *= decay;
+    for (int e = 0; e < 64; ++e) state[e] *= last;
+    float2 rest[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      rest[n] = *reinterpret_cast<const float2*>(&factors[kWriteRest][8 * n + 2 * at.t]);
     if constexpr (L::kForward)
       products_wait<1>(z, r);
     else
@@ -191,54 +204,42 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
 
     std::uint32_t written[16]; // U scaled for the state
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int j = 8 * n + 2 * at.t;
-      const float2 beta = *reinterpret_cast<const float2*>(&s.factors[i][kBeta][j]);
-      const float2 rest = *reinterpret_cast<const float2*>(&s.factors[i][kKeyRest][j]);
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float& z0 = z[4 * n + 2 * h];
-        float& z1 = z[4 * n + 2 * h + 1];
-        if (j >= rows) z0 = 0.0f; // N holds other rows there
-        if (j + 1 >= rows) z1 = 0.0f;
-        const float u0 = beta.x * z0, u1 = beta.y * z1;
-        written[2 * n + h] = pack_bf16(rest.x * u0, rest.y * u1);
-        if constexpr (L::kForward) u[2 * n + h] = pack_bf16(u0, u1);
-      }
-    }
+      for (int h = 0; h < 2; ++h)
+        written[2 * n + h] =
+            pack_bf16(rest[n].x * z[4 * n + 2 * h], rest[n].y * z[4 * n + 2 * h + 1]);
 
     pin(state);
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAcrossRows>(state, &written[4 * k],
-                                     tile_step<Contract::kAcrossRows>(smem_address(s.k[i]), k));
+      product<Contract::kAcrossRows>(
+          state, &written[4 * k],
+          stage + L::kK * kNextTile + step_offset<Contract::kAcrossRows>(k));
     products_commit();
 
     if constexpr (L::kForward) {
-      if (c > 0) write_output(c - 1, previous, rounded);
+      pack_operand(z, u);
+      if (c > 0) write_output(kChunk, previous, rounded);
+      float2 read[8];
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        read[n] = *reinterpret_cast<const float2*>(&factors[kQueryDecay][8 * n + 2 * at.t]);
       products_wait<0>(state, written, o, operand);
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const float2 read =
-            *reinterpret_cast<const float2*>(&s.factors[i][kQueryDecay][8 * n + 2 * at.t]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          o[4 * n + 2 * h] *= read.x;
-          o[4 * n + 2 * h + 1] *= read.y;
-        }
-      }
+      for (int e = 0; e < 32; ++e) o[e] *= e % 2 == 0 ? read[e / 4].x : read[e / 4].y;
     } else {
       pack_operand(z, rounded);
-      store_tile_transposed(smem_address(s.v[i][me]), at, rounded);
+      store_tile_transposed(smem_address(s.tiles[i][L::kV + me]), at, rounded);
       fence_async_proxy();
       named_barrier(own_barrier, kWarpgroup);
-      if (threadIdx.x % kWarpgroup == 0) {
+      if (thread == 0) {
         const std::int64_t image =
             (static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head) *
                 a.value_tiles + tile;
         store_bulk(a.states + image * kStateBytes, s.state[me], kStateBytes);
-        store_bulk(a.z + image * kTileBytes, s.v[i][me], kTileBytes);
+        store_bulk(a.z + image * kTileBytes, s.tiles[i][L::kV + me], kTileBytes);
         store_commit();
       }
       products_wait<0>(state, written);
@@ -252,12 +253,12 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
       products_wait<0>(o, u);
       std::uint32_t rounded[16];
       pack_operand(o, rounded);
-      write_output(item.chunks - 1, previous, rounded);
+      write_output(item.last_rows, previous, rounded);
     }
     if (a.state_out != nullptr)
       write_state(state, a.state_out + state_at, a.key_dim, a.value_dim, 64 * tile, at);
   } else {
-    if (threadIdx.x % kWarpgroup == 0) store_wait<0>();
+    if (thread == 0) store_wait<0>();
   }
 }
 
@@ -290,6 +291,7 @@ void launch(const RuleArgs& args, const LaunchContext& context) {
   using L = Layout<kScan, kGroups>;
   const auto kernel = gdn_scan_kernel<kScan, kGroups>;
   constexpr int kBytes = sizeof(typename L::Shared);
+  static_assert(kBytes <= kMaxSharedBytes);
   GDN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
   const auto ctas =
       static_cast<unsigned>(args.sequences * args.value_heads * (args.value_tiles / kGroups));

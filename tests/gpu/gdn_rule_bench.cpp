@@ -64,7 +64,7 @@ public:
     beta_ = random_tensor<float>(n * hv, 6, [](Random& r) { return r.uniform(); });
     for (auto* x : {&o_, &dv_}) *x = DeviceArray<Bf16>(n * hv * kDim);
     for (auto* x : {&dq_, &dk_}) *x = DeviceArray<Bf16>(n * hk * kDim);
-    for (auto* x : {&dg_, &dbeta_}) *x = DeviceArray<float>(n * hv);
+    for (auto* x : {&dg_, &dbeta_, &g_cum_}) *x = DeviceArray<float>(n * hv);
     n_ = DeviceArray<Bf16>(n * hv * 64);
     scratch_ = DeviceArray<char>(std::max(kernels::gdn_chunk_forward_scratch(shape_),
                                           kernels::gdn_chunk_backward_scratch(shape_)));
@@ -82,13 +82,15 @@ public:
       p.q = {q_.get(), s.key_heads * kDim, kDim};
       p.k = {k_.get(), s.key_heads * kDim, kDim};
       p.v = {v_.get(), s.value_heads * kDim, kDim};
-      p.g = g_.get();
       p.beta = beta_.get();
       p.scale = 0.08838835f;
       p.l2_norm = true;
     };
     common(forward_);
     common(backward_);
+    forward_.g = g_.get();
+    forward_.g_cum = g_cum_.get();
+    backward_.g_cum = g_cum_.get();
     forward_.o = o_.get();
     forward_.n = n_.get();
     backward_.n = n_.get();
@@ -117,7 +119,7 @@ private:
   kernels::GdnChunkForwardParams forward_;
   kernels::GdnChunkBackwardParams backward_;
   DeviceArray<Bf16> q_, k_, v_, d_o_, o_, dq_, dk_, dv_, n_;
-  DeviceArray<float> g_, beta_, dg_, dbeta_;
+  DeviceArray<float> g_, g_cum_, beta_, dg_, dbeta_;
   DeviceArray<char> scratch_, table_memory_;
   DeviceArray<std::int32_t> bounds_;
 };

@@ -42,37 +42,37 @@ __global__ void forms_kernel(const __grid_constant__ CUtensorMap a_map,
   products_begin(); // 0: a0^T b0^T, b along rows, a from registers
   for (int k = 0; k < 4; ++k)
     product<Contract::kAlongRow>(d, &at_transposed[4 * k],
-                                 tile_step<Contract::kAlongRow>(smem_address(b), k), k > 0);
+                                 descriptor(smem_address(b)) + step_offset<Contract::kAlongRow>(k), k > 0);
   products_commit();
   products_wait<0>(d);
   write(0, d, 32);
   products_begin(); // 1: a0^T b0, b across rows
   for (int k = 0; k < 4; ++k)
     product<Contract::kAcrossRows>(d, &at_transposed[4 * k],
-                                   tile_step<Contract::kAcrossRows>(smem_address(b), k), k > 0);
+                                   descriptor(smem_address(b)) + step_offset<Contract::kAcrossRows>(k), k > 0);
   products_commit();
   products_wait<0>(d);
   write(1, d, 32);
   products_begin(); // 2: a0^T b, 128 columns
   for (int k = 0; k < 4; ++k)
     product<Contract::kAcrossRows>(wide, &at_transposed[4 * k],
-                                   tile_step<Contract::kAcrossRows>(smem_address(b), k), k > 0);
+                                   descriptor(smem_address(b)) + step_offset<Contract::kAcrossRows>(k), k > 0);
   products_commit();
   products_wait<0>(wide);
   write(2, wide, 64);
   products_begin(); // 3: a b^T over 128 columns, both in shared memory
   for (int k = 0; k < 8; ++k)
     product<Contract::kAlongRow, Contract::kAlongRow>(
-        d, tile_step<Contract::kAlongRow>(smem_address(a) + k / 4 * kTileBytes, k % 4),
-        tile_step<Contract::kAlongRow>(smem_address(b) + k / 4 * kTileBytes, k % 4), k > 0);
+        d, descriptor(smem_address(a) + k / 4 * kTileBytes) + step_offset<Contract::kAlongRow>(k % 4),
+        descriptor(smem_address(b) + k / 4 * kTileBytes) + step_offset<Contract::kAlongRow>(k % 4), k > 0);
   products_commit();
   products_wait<0>(d);
   write(3, d, 32);
   products_begin(); // 4: a0^T b0 with the transposed a from shared memory
   for (int k = 0; k < 4; ++k)
     product<Contract::kAcrossRows, Contract::kAcrossRows>(
-        d, tile_step<Contract::kAcrossRows>(smem_address(a), k),
-        tile_step<Contract::kAcrossRows>(smem_address(b), k), k > 0);
+        d, descriptor(smem_address(a)) + step_offset<Contract::kAcrossRows>(k),
+        descriptor(smem_address(b)) + step_offset<Contract::kAcrossRows>(k), k > 0);
   products_commit();
   products_wait<0>(d);
   write(4, d, 32);

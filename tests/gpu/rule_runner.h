@@ -76,6 +76,7 @@ public:
     context_.scratch_bytes = static_cast<std::int64_t>(scratch_.size());
     kernels::GdnChunkForwardParams f;
     common(f);
+    f.g = g_.get();
     f.o = o_.get();
     f.final_state = final_.get();
     f.n = n_.get();
@@ -90,6 +91,7 @@ public:
     context_.scratch_bytes = static_cast<std::int64_t>(scratch_.size());
     kernels::GdnChunkBackwardParams b;
     common(b);
+    b.g_cum = g_cum_.get();
     b.n = n_.get();
     b.d_o = d_o_view_;
     b.d_final_state = d_final_.get();
@@ -134,7 +136,6 @@ private:
     p.q = q_view_;
     p.k = k_view_;
     p.v = v_view_;
-    p.g = g_.get();
     p.beta = beta_.get();
     p.scale = static_cast<float>(p_.scale);
     p.l2_norm = p_.l2_norm;
