@@ -153,9 +153,27 @@ Node to_node(const ModelProfile& profile) {
   return out;
 }
 
+// Name and aliases of a built-in profile without parsing it (start-up time): they stand at the
+// beginning of two lines, as a test checks.
+Profiles::File Profiles::built_in(const EmbeddedFile& f) {
+  File file{"built in: " + f.name + ".yaml", std::string(f.text), f.name, {}};
+  const std::string_view text = f.text;
+  for (std::size_t at = 0; at < text.size();) {
+    std::size_t end = std::min(text.find('\n', at), text.size());
+    std::string_view line = text.substr(at, end - at);
+    if (line.starts_with("name: ")) file.name = std::string(line.substr(6));
+    if (line.starts_with("aliases: ")) {
+      file.aliases = as_strings(Node::scalar(std::string(line.substr(9))));
+      break;
+    }
+    at = end + 1;
+  }
+  return file;
+}
+
 Profiles::Profiles(std::optional<fs::path> folder) {
-  for (const EmbeddedFile& f : embedded_models()) add(models_, "built in: " + f.name + ".yaml", f.text);
-  for (const EmbeddedFile& f : embedded_hardware()) add(hardware_, "built in: " + f.name + ".yaml", f.text);
+  for (const EmbeddedFile& f : embedded_models()) models_.push_back(built_in(f));
+  for (const EmbeddedFile& f : embedded_hardware()) hardware_.push_back(built_in(f));
   if (!folder) return;
   bool any = false;
   for (auto [sub, files] : {std::pair{"models", &models_}, std::pair{"hardware", &hardware_}}) {

@@ -30,6 +30,8 @@ struct Setting {
 // "key=value"; Error{Usage} if there is no '='.
 Setting parse_setting(const std::string& text, const std::string& where = "--set");
 
+struct EmbeddedFile;
+
 class Profiles {
 public:
   // `folder` holds models/*.yaml and hardware/*.yaml, which add to the built-in profiles or replace
@@ -60,6 +62,7 @@ private:
     std::string name;
     std::vector<std::string> aliases;
   };
+  static File built_in(const EmbeddedFile& file);
   static void add(std::vector<File>& files, std::string origin, std::string text);
   static const File* find(const std::vector<File>& files, const std::string& what);
   Node on_base(Node map, int depth = 0) const; // resolves `base: NAME`

@@ -49,9 +49,9 @@ bool legal(const Workload& w, const Setting& s) {
   return !model::any_rejected(model::validate(w.model(), s.applied_to(w.run())));
 }
 
-bool is_hypothetical(const Setting& s) {
-  return !s.user_spans.empty() || std::any_of(s.modules.begin(), s.modules.end(), [](const std::string& m) {
-    return model::is_hypothetical(model::parse_module(m));
+bool is_hypothetical(const Setting& s, const std::string& stack) {
+  return !s.user_spans.empty() || std::any_of(s.modules.begin(), s.modules.end(), [&](const std::string& m) {
+    return stack == "megatron" && model::is_hypothetical(model::parse_module(m));
   });
 }
 
@@ -72,7 +72,7 @@ std::vector<Setting> legal_settings(Workload& w, bool hypothetical) {
     if (hypothetical && !w.run().recompute.user_spans.empty()) {
       s.granularity = Granularity::Selective;
       s.user_spans = w.run().recompute.user_spans;
-      if (!conflict(s.modules)) add(s);
+      if (w.run().stack == "native" || !conflict(s.modules)) add(s);
     }
   }
   std::int64_t deepest = 0;
@@ -291,7 +291,7 @@ Plan make_plan(const config::Model& model, const config::Run& run, const config:
     Candidate c;
     c.estimate = estimator.evaluate(s);
     c.cost_relative = c.estimate.step_seconds / base.step_seconds - 1;
-    c.hypothetical = is_hypothetical(s);
+    c.hypothetical = is_hypothetical(s, estimator.workload().run().stack);
     plan.candidates.push_back(std::move(c));
   }
   order(plan.candidates);

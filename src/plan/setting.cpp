@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "model/modules.h"
+
 namespace gdn::plan {
 
 using config::Granularity;
@@ -17,11 +19,10 @@ std::string Setting::text() const {
 Setting Setting::of(const config::Run& run) {
   const config::Recompute& r = run.recompute;
   Setting s;
-  s.granularity = r.granularity;
+  s.granularity = model::active_granularity(run);
   s.method = r.method;
   s.num_layers = r.num_layers.value_or(0);
-  if (r.granularity == Granularity::Selective)
-    s.modules = r.modules.value_or(std::vector<std::string>{"core_attn"});
+  s.modules = model::active_modules(run);
   s.user_spans = r.user_spans;
   return s;
 }

@@ -47,6 +47,7 @@ const TracedUnit& Workload::traced(const OpList& list, std::vector<Span> spans, 
 
 std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting& setting) {
   std::vector<PlacedUnit> out;
+  std::vector<std::pair<const OpList*, const TracedUnit*>> seen; // equal layers are looked up once
   const bool full = setting.granularity == Granularity::Full;
   auto selective = [&](const OpList& list) {
     return full ? std::vector<Span>{} : model::spans_for(list, setting.modules, setting.user_spans, run_.stack);
@@ -57,7 +58,9 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
     const bool block = full && setting.method == "block";
     if (!full || (block && i >= setting.num_layers)) {
       const OpList& list = layer_list(layer);
-      out.push_back({&traced(list, selective(list), true), layer, 1});
+      auto it = std::find_if(seen.begin(), seen.end(), [&](const auto& s) { return s.first == &list; });
+      if (it == seen.end()) it = seen.insert(seen.end(), {&list, &traced(list, selective(list), true)});
+      out.push_back({it->second, layer, 1});
       ++i;
       continue;
     }
@@ -71,9 +74,10 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
       list = &it->second;
     }
     const bool native = run_.stack == "native";
-    Span whole{"full", 0, static_cast<int>(list->ops.size()) - 1, model::SpanKind::WholeBlock, -1,
-               native ? model::ReplayExtent::Needed : model::ReplayExtent::All, !native};
-    out.push_back({&traced(*list, {whole}, true), layer, n});
+    std::vector<Span> spans = native ? model::spans_for(*list, {}, {}, run_.stack) : std::vector<Span>{}; // its defaults, nested
+    spans.push_back({"full", 0, static_cast<int>(list->ops.size()) - 1, model::SpanKind::WholeBlock, -1,
+                     native ? model::ReplayExtent::Needed : model::ReplayExtent::All, !native});
+    out.push_back({&traced(*list, std::move(spans), true), layer, n});
     i += n;
   }
   if (chunk.is_last) out.push_back({&traced(head_, selective(head_), true)});
