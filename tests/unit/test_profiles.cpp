@@ -223,6 +223,8 @@ TEST_CASE("settings change the model or the run, after everything else") {
 TEST_CASE("names that are not there") {
   CHECK(has(message_of([] { builtin().model("qwen3.5-35b-a4b"); }), "unknown model 'qwen3.5-35b-a4b'; did you mean 'qwen3.5-35b-a3b'? | known: "));
   CHECK(has(message_of([] { builtin().hardware("h2000"); }), "unknown hardware 'h2000'; did you mean 'h200'? | known: a100-40, "));
+  CHECK(has(message_of([] { builtin().model("Qwen/Qwen3.5-35B-A4B"); }), "unknown model 'Qwen/Qwen3.5-35B-A4B'; did you mean 'qwen3.5-35b-a3b'?"));
+  CHECK(builtin().model("Qwen/Qwen3.6-35B-A3B").model.name == "qwen3.5-35b-a3b");
   CHECK(has(message_of([] { builtin().model("./nowhere.yaml"); }), "./nowhere.yaml: no such file"));
   CHECK(has(message_of([] { builtin().hardware("/"); }), "is a directory"));
   CHECK(has(message_of([] { builtin().model("/"); }), "config.json: no such file"));
@@ -244,6 +246,27 @@ TEST_CASE("a folder of profiles adds and overrides") {
   CHECK(p.model("mine").model.name == "mine");
   std::ofstream(folder.path / "hardware" / "x.yaml") << "nam: x\n";
   CHECK(has(message_of([&] { Profiles q(folder.path); }), "x.yaml:1:1: missing key name"));
+}
+
+TEST_CASE("a model file based on a profile changes key by key") {
+  TempFolder folder;
+  std::string file = (folder.path / "proxy.yaml").string();
+  std::ofstream(file) << "base: Qwen3-Next-80B-A3B\nname: proxy\nnum_layers: 12\nrun:\n  gpus: 8\n  pipeline_model_parallel_size: 1\n";
+  ModelProfile p = builtin().model(file, {{"seq_length", "8192"}});
+  CHECK(p.model.name == "proxy");
+  CHECK(p.model.aliases.empty());
+  CHECK(p.model.layers() == 12);
+  CHECK(p.model.moe.experts == 512);
+  CHECK(p.model.published_total == 0);
+  CHECK(p.run.parallel.gpus == 8);
+  CHECK(p.run.parallel.ep == 8); // the base's
+  CHECK(p.run.seq == 8192);
+  std::ofstream(file) << "base: tinny\n";
+  CHECK(has(message_of([&] { builtin().model(file); }), "proxy.yaml:1:7: base: unknown model 'tinny'; did you mean 'tiny'?"));
+  std::filesystem::create_directories(folder.path / "models");
+  std::ofstream(folder.path / "models" / "a.yaml") << "name: a\nbase: b\n";
+  std::ofstream(folder.path / "models" / "b.yaml") << "name: b\nbase: a\n";
+  CHECK(has(message_of([&] { Profiles(folder.path).model("a"); }), "based on one another in a circle"));
 }
 
 TEST_CASE("model files: what is wrong is said with its place") {
