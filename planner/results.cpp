@@ -95,13 +95,18 @@ void add_assumptions(report::Document& d, const std::vector<cost::Assumption>& a
   for (const auto& a : assumptions) d.line("- " + a.text, report::Tone::Dim, 2);
 }
 
-config::Profile make_profile(const Case& c, const std::vector<plan::Estimate>& estimates, plan::Estimator* estimator) {
+config::Profile profile_identity(const Case& c) {
   const config::Run& run = c.profile.run;
   config::Profile p;
   p.identity = {{"model", c.profile.model.name}, {"run", run.source}, {"stack", run.stack},
                 {"build", std::string(config::name_of(run.build))}, {"revision", run.revision.text()},
                 {"provider", run.stack == "native" ? "own" : "upstream"}, {"hardware", c.hardware.name},
                 {"kind", "predicted"}, {"program", "gdnplan"}};
+  return p;
+}
+
+config::Profile make_profile(const Case& c, const std::vector<plan::Estimate>& estimates, plan::Estimator* estimator) {
+  config::Profile p = profile_identity(c);
   for (const plan::Estimate& e : estimates) {
     config::ProfileSet set{e.setting.text(), {}};
     auto row = [&](std::string key, double value, const char* unit) {

@@ -18,6 +18,8 @@ void add_run(report::Document& d, const Case& c);
 void add_notices(report::Document& d, const std::vector<plan::Notice>& notices);
 void add_assumptions(report::Document& d, const std::vector<cost::Assumption>& assumptions);
 
+// Who predicted what, for the head of a gdn.profile/1.
+config::Profile profile_identity(const Case& c);
 config::Profile make_profile(const Case& c, const std::vector<plan::Estimate>& estimates, plan::Estimator* layers);
 
 std::string percent(double share, int decimals = 1); // "+3.1 %"

@@ -36,12 +36,31 @@ struct LayerCommand {
       if (other) j["diff"] = json(c, other_setting, *other);
       return j;
     };
+    out.yaml = [&] {
+      config::Profile p = profile_identity(c);
+      p.identity.push_back({"layer", v.name});
+      p.sets.push_back(rows(setting, v));
+      if (other) p.sets.push_back(rows(other_setting, *other));
+      return config::to_yaml(p);
+    };
     write(out, output);
     return 0;
   }
 
   plan::LayerView view(const Case& c, const plan::Setting& s) const {
     return plan::view_layer(c.profile.model, c.profile.run, c.hardware, layer, s);
+  }
+
+  // Row names as measurements of one module have them.
+  static config::ProfileSet rows(const plan::Setting& s, const plan::LayerView& v) {
+    config::ProfileSet set{s.text(), {}};
+    auto row = [&](const char* key, double value, const char* unit) { set.rows.push_back({key, value, unit, "predicted"}); };
+    row("layer.retained_bytes_beyond_input", static_cast<double>(v.retained - v.input), "bytes");
+    row("layer.forward_peak_bytes", static_cast<double>(v.forward_peak), "bytes");
+    row("layer.backward_peak_bytes", static_cast<double>(v.backward_peak), "bytes");
+    row("time.forward_seconds", v.time.forward, "seconds");
+    row("time.forward_backward_seconds", v.time.forward + v.time.backward + v.time.replay, "seconds");
+    return set;
   }
 
   static std::string per_token(Bytes bytes, std::int64_t tokens) {
@@ -54,7 +73,7 @@ struct LayerCommand {
     report::Document d;
     add_run(d, c);
     d.heading(fmt::format("{} with {}{}, {} tokens a rank", v.name, setting.text(), other ? " | " + other_setting.text() : "", format_count(v.tokens)));
-    report::Table t{"tensors", {{"tensor"}, {"made by"}, {"shape"}, {"dtype"}, {"MiB", report::Align::Right}, {"B/token", report::Align::Right},
+    report::Table t{"tensors", {{"tensor", report::Align::Left, true}, {"made by", report::Align::Left, true}, {"shape", report::Align::Left, true}, {"dtype"}, {"MiB", report::Align::Right}, {"B/token", report::Align::Right},
                                 {other ? setting.text() : "state", report::Align::Left, true}}};
     if (other) t.columns.push_back({other_setting.text(), report::Align::Left, true});
     auto cell = [](const plan::TensorView& x) -> report::Cell {
@@ -110,7 +129,7 @@ Runner add_layer(CLI::App& program) {
   auto command = std::make_shared<LayerCommand>();
   CLI::App* app = program.add_subcommand("layer", "one layer's tensors: bytes, and what is kept, freed or replayed");
   command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv"});
+  command->output.add_to(*app, {"text", "json", "csv", "yaml"});
   app->add_option("--layer", command->layer, "gdn, gdn2, attention, moe or mlp (the module alone), or the index of a decoder layer");
   CLI::Option* diff = app->add_option("--diff", command->diff, "a second module list, shown beside the first");
   app->footer("Example: gdnplan layer qwen3.5-35b-a3b --layer gdn --build local --diff gdn_qkv");

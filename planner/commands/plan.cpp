@@ -7,6 +7,8 @@ namespace gdn::planner {
 
 namespace {
 
+constexpr size_t kShown = 12; // rows of the table before --all
+
 struct PlanCommand {
   ModelOptions model;
   OutputOptions output;
@@ -37,8 +39,13 @@ struct PlanCommand {
     d.heading(fmt::format("Recompute settings, fastest that fits {} first", format_gib(budget)));
     report::Table t{"plan", {{"modules", report::Align::Left, true}, {"peak", report::Align::Right}, {"margin", report::Align::Right},
                              {"set by", report::Align::Left, true}, {"step", report::Align::Right}, {"cost", report::Align::Right}}};
+    std::int64_t hidden = 0;
     for (const plan::Candidate& k : p.candidates) {
       if (k.dominated && !all) continue;
+      if (!all && t.rows.size() >= kShown) {
+        ++hidden;
+        continue;
+      }
       const plan::Estimate& e = k.estimate;
       const plan::RankEstimate& w = e.worst_rank();
       const report::Tone tone = !e.fits ? report::Tone::Bad : e.tight ? report::Tone::Warn : report::Tone::Plain;
@@ -48,8 +55,9 @@ struct PlanCommand {
                         format_seconds(e.step_seconds), percent(k.cost_relative)});
     }
     d.table(std::move(t));
-    if (p.dominated && !all)
-      d.line(fmt::format("{} more settings are dominated: another is no slower and needs no more (--all lists them)", p.dominated),
+    if (!all && (p.dominated || hidden))
+      d.line(fmt::format("{}{} settings are dominated: another is no slower and needs no more (--all lists every one)",
+                         hidden ? fmt::format("{} more need less memory and are slower; ", hidden) : "", p.dominated),
              report::Tone::Dim, 2);
     proposal(d, p, c);
     add_notices(d, p.notices);

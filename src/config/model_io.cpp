@@ -230,6 +230,12 @@ std::string_view canonical_model_key(std::string_view key) {
 Model read_model(const Node& source) {
   const Node map = canonical(source);
   Fields f(map);
+  for (const Entry& e : map.entries) // before anything is found missing: a misspelt key is both
+    if (canonical_model_key(e.key).empty()) {
+      std::vector<std::string> allowed;
+      for (const ModelKey& k : model_keys()) allowed.emplace_back(k.name);
+      fail_unknown_key(e, map.path, allowed);
+    }
   Model m;
   f.need("name", m.name);
   if (const Node* n = f.find("aliases")) m.aliases = as_strings(*n);

@@ -57,13 +57,9 @@ std::string replaying_span(const std::vector<model::Span>& spans, int op) {
 LayerView view_layer(const config::Model& model, const config::Run& run, const config::Hardware& hardware,
                      const std::string& which, const Setting& setting) {
   const model::OpList list = list_of(model, run, which);
-  std::vector<model::Span> spans;
-  if (setting.granularity == config::Granularity::Full) {
-    spans.push_back({"full", 0, static_cast<int>(list.ops.size()) - 1, model::SpanKind::WholeBlock, -1,
-                     model::ReplayExtent::All, run.stack != "native"});
-  } else {
-    spans = model::spans_for(list, setting.modules, setting.user_spans, run.stack);
-  }
+  const std::vector<model::Span> spans = setting.granularity == config::Granularity::Full
+                                             ? model::full_spans(list, run.stack)
+                                             : model::spans_for(list, setting.modules, setting.user_spans, run.stack);
   program::TraceOptions options;
   options.external_output_gradient = true;
   const model::Provider& provider = model::upstream_provider();

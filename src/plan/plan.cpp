@@ -287,13 +287,21 @@ Plan make_plan(const config::Model& model, const config::Run& run, const config:
   Estimator estimator(model, run, hardware, options.budget);
   Plan plan;
   const Estimate base = estimator.evaluate(none);
+  std::int64_t impossible = 0;
   for (const Setting& s : legal_settings(estimator.workload(), options.hypothetical)) {
     Candidate c;
-    c.estimate = estimator.evaluate(s);
+    c.hypothetical = is_hypothetical(s, run.stack);
+    try {
+      c.estimate = estimator.evaluate(s);
+    } catch (const Error& e) { // a hypothesis that no order of replays can serve
+      if (!c.hypothetical || e.code() != ErrorCode::Config) throw;
+      if (impossible++ == 0) plan.notices.push_back({"impossible", fmt::format("{} cannot run: {}", s.text(), e.what())});
+      continue;
+    }
     c.cost_relative = c.estimate.step_seconds / base.step_seconds - 1;
-    c.hypothetical = is_hypothetical(s, estimator.workload().run().stack);
     plan.candidates.push_back(std::move(c));
   }
+  if (impossible > 1) plan.notices.back().text += fmt::format(" ({} settings in all)", impossible);
   order(plan.candidates);
   mark_dominated(plan.candidates);
   for (const Candidate& c : plan.candidates) plan.dominated += c.dominated;

@@ -1,5 +1,7 @@
 #include "plan/setting.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,7 +13,8 @@ using config::Granularity;
 
 std::string Setting::text() const {
   if (granularity == Granularity::Full) return fmt::format("full {} {}", method, num_layers);
-  std::vector<std::string> names = modules;
+  std::vector<std::string> names = modules; // in one order whatever the user's, so that texts can be joined on
+  std::sort(names.begin(), names.end());
   for (const config::UserSpan& s : user_spans) names.push_back(s.name + (s.discard ? ":discard" : ""));
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, " + "));
 }

@@ -73,11 +73,7 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
       if (it == groups_.end()) it = groups_.emplace(members, model::concat(members)).first;
       list = &it->second;
     }
-    const bool native = run_.stack == "native";
-    std::vector<Span> spans = native ? model::spans_for(*list, {}, {}, run_.stack) : std::vector<Span>{}; // its defaults, nested
-    spans.push_back({"full", 0, static_cast<int>(list->ops.size()) - 1, model::SpanKind::WholeBlock, -1,
-                     native ? model::ReplayExtent::Needed : model::ReplayExtent::All, !native});
-    out.push_back({&traced(*list, std::move(spans), true), layer, n});
+    out.push_back({&traced(*list, model::full_spans(*list, run_.stack), true), layer, n});
     i += n;
   }
   if (chunk.is_last) out.push_back({&traced(head_, selective(head_), true)});

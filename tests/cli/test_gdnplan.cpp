@@ -1,0 +1,207 @@
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <nlohmann/json.hpp>
+
+#include "command.h"
+
+using gdn::test::gdnplan;
+using gdn::test::Result;
+using gdn::test::run;
+using Json = nlohmann::json;
+
+namespace {
+
+Result plan(std::vector<std::string> arguments, std::vector<std::string> environment = {}, int columns = 0) {
+  arguments.insert(arguments.begin(), gdnplan());
+  return run(arguments, environment, columns);
+}
+
+struct Folder { // removed at the end
+  std::filesystem::path path = std::filesystem::temp_directory_path() / ("gdn_cli_" + std::to_string(::getpid()));
+  Folder() { std::filesystem::create_directories(path); }
+  ~Folder() { std::filesystem::remove_all(path); }
+  std::string file(const std::string& name, const std::string& text = {}) const {
+    if (!text.empty()) std::ofstream(path / name) << text;
+    return (path / name).string();
+  }
+};
+
+size_t longest_line(const std::string& text) {
+  size_t longest = 0;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) longest = std::max(longest, line.size());
+  return longest;
+}
+
+} // namespace
+
+TEST_CASE("results go to stdout, messages to stderr, and the exit status says which") {
+  Result r = plan({"plan", "qwen3.5-35b-a3b", "--hardware", "h200"});
+  CHECK(r.status == 0);
+  CHECK(r.err.empty());
+  CHECK(r.out.find("Proposal") != std::string::npos);
+  r = plan({"--version"});
+  CHECK(r.status == 0);
+  CHECK(r.out.rfind("gdnplan ", 0) == 0);
+  CHECK(plan({"--help"}).status == 0);
+  CHECK(plan({"plan", "--help"}).out.find("--budget") != std::string::npos);
+}
+
+TEST_CASE("every wrong input ends with code 2, one message, the position and the nearest spelling") {
+  Folder folder;
+  struct Case {
+    std::vector<std::string> arguments;
+    const char* mentions;
+  };
+  const std::vector<Case> cases{
+      {{}, ""},
+      {{"pln", "tiny"}, ""},
+      {{"plan"}, "MODEL"},
+      {{"plan", "qwen3.5-35b-a3"}, "qwen3.5-35b-a3b"},
+      {{"plan", "tiny", "--hardware", "h20o"}, "h200"},
+      {{"plan", "tiny", "--no-such-option"}, "--no-such-option"},
+      {{"plan", "tiny", "--tp", "two"}, "--tp"},
+      {{"plan", "tiny", "--set", "micro_batchsize=2"}, "micro_batch_size"},
+      {{"plan", "tiny", "--budget", "12XB"}, "--budget"},
+      {{"plan", "tiny", "--format", "xml"}, "--format"},
+      {{"estimate", "tiny", "--modules", "moe_atc"}, "moe_act"},
+      {{"estimate", "tiny", "--span", "broken"}, "--span"},
+      {{"estimate", "tiny", "--span", "x=conv1..gates"}, "conv1d"},
+      {{"layer", "tiny", "--layer", "99"}, "0 to 3"},
+      {{"layer", "tiny", "--layer", "gnd"}, "gdn"},
+      {{"plan", "kimi-linear-48b-a3b"}, "KDA"},
+      {{"plan", "/nonexistent/model.yaml"}, "/nonexistent/model.yaml"},
+      {{"plan", folder.file("bad.yaml", "name: x\nhiden_size: 12\n")}, "bad.yaml:2:1"},
+      {{"plan", folder.file("tab.yaml", "name: [\n")}, "tab.yaml"},
+      {{"plan", "tiny", "--run", folder.file("run.yaml", "seq_lenght: 12\n")}, "run.yaml:1:1"},
+      {{"compare", folder.file("no.yaml")}, "no.yaml"},
+      {{"import", "nothing-here"}, "nothing-here"}};
+  for (const Case& c : cases) {
+    CAPTURE(c.mentions);
+    Result r = plan(c.arguments);
+    CAPTURE(r.err);
+    CHECK(r.status == 2);
+    CHECK(r.out.empty());
+    CHECK(r.err.find(c.mentions) != std::string::npos);
+  }
+}
+
+TEST_CASE("no output file is left half written") {
+  Folder folder;
+  const std::string file = folder.file("plan.json");
+  CHECK(plan({"plan", "qwen3.5-35b-a3", "-o", file}).status == 2);
+  CHECK(!std::filesystem::exists(file));
+  CHECK(plan({"plan", "tiny", "-o", folder.file("no/such/folder.json")}).status == 1);
+  CHECK(plan({"plan", "tiny", "-o", file}).status == 0);
+  std::ifstream in(file);
+  CHECK(Json::parse(in)["schema"] == "gdnplan.plan/1");
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path))
+    CHECK(entry.path().string().find(".tmp") == std::string::npos);
+}
+
+TEST_CASE("what does not fit ends with code 3, names the culprit, proposes nothing") {
+  Result r = plan({"plan", gdn::test::source_root() + "/examples/qwen3-next-80b-16xh100.yaml", "--format", "json"});
+  CHECK(r.status == 3);
+  Json j = Json::parse(r.out);
+  CHECK(j["proposal"].is_null());
+  CHECK(j["overrun"]["bytes"].get<std::int64_t>() > 0);
+  CHECK(j["overrun"]["lever"].get<std::string>().find("static state") != std::string::npos);
+  CHECK(plan({"estimate", "qwen3.5-35b-a3b", "--budget", "10GiB"}).status == 3);
+  CHECK(plan({"check", "qwen3.5-397b-a17b", "--pp", "8"}).status == 2);
+  CHECK(plan({"check", "qwen3.5-35b-a3b"}).status == 0);
+}
+
+TEST_CASE("colour only on a terminal, and never against NO_COLOR; no line over the width") {
+  const std::vector<std::string> command{"plan", "qwen3.5-35b-a3b"};
+  CHECK(plan(command).out.find('\x1b') == std::string::npos);
+  CHECK(plan(command, {}, 100).out.find('\x1b') != std::string::npos);
+  CHECK(plan(command, {"NO_COLOR=1"}, 100).out.find('\x1b') == std::string::npos);
+  std::vector<std::string> always = command, never = command;
+  always.insert(always.end(), {"--color", "always"});
+  never.insert(never.end(), {"--color", "never"});
+  CHECK(plan(always, {"NO_COLOR=1"}).out.find('\x1b') != std::string::npos);
+  CHECK(plan(never, {}, 100).out.find('\x1b') == std::string::npos);
+  for (int columns : {80, 200}) {
+    CAPTURE(columns);
+    for (const char* name : {"plan", "estimate", "layer", "check"}) {
+      CAPTURE(name);
+      CHECK(longest_line(plan({name, "qwen3.5-35b-a3b"}, {"NO_COLOR=1"}, columns).out) <= static_cast<size_t>(std::min(columns, 100)));
+    }
+  }
+}
+
+TEST_CASE("JSON has the documented fields") {
+  auto has = [](const Json& j, const std::vector<const char*>& keys) {
+    for (const char* key : keys) {
+      CAPTURE(key);
+      CHECK(j.contains(key));
+    }
+  };
+  Json p = Json::parse(plan({"plan", "qwen3.5-35b-a3b", "--format", "json"}).out);
+  has(p, {"schema", "model", "stack", "build", "revision", "modules", "assumptions", "notices", "candidates", "proposal"});
+  has(p["candidates"][0], {"modules", "granularity", "peak_bytes", "step_seconds", "tokens_per_second", "recompute_seconds", "cost_relative", "fits", "dominated"});
+  has(p["proposal"], {"modules", "flags"});
+  Json e = Json::parse(plan({"estimate", "qwen3.5-35b-a3b", "--format", "json"}).out);
+  has(e, {"schema", "model", "stack", "build", "revision", "modules", "assumptions", "notices", "fits", "memory", "layers", "throughput"});
+  has(e["memory"], {"peak_bytes", "peak_phase", "peak_event", "budget_bytes", "categories"});
+  has(e["memory"]["categories"], {"parameters", "gradients", "optimizer", "activations", "transient", "logits", "workspace", "communication", "context", "allocator"});
+  has(e["layers"][0], {"index", "kind", "retained_bytes", "input_bytes"});
+  has(e["throughput"], {"step_seconds", "tokens_per_second", "model_tflops_per_gpu", "mfu", "hfu", "recompute_seconds"});
+  Json l = Json::parse(plan({"layer", "qwen3.5-35b-a3b", "--format", "json"}).out);
+  has(l, {"schema", "model", "stack", "build", "revision", "modules", "assumptions", "notices", "retained_bytes", "retained_bytes_per_token", "input_bytes",
+          "forward_peak_bytes", "backward_peak_bytes", "replay_peak_bytes", "forward_seconds", "backward_seconds", "replay_seconds", "tensors"});
+  has(l["tensors"][0], {"name", "shape", "dtype", "bytes", "storage", "state"});
+}
+
+TEST_CASE("the GDN layer of the 35B through the command line, as measured") {
+  auto layer = [](const char* modules, const char* revision) {
+    return Json::parse(plan({"layer", "qwen3.5-35b-a3b", "--layer", "gdn", "--build", "local", "--gpus", "1", "--ep", "1", "--gbs", "1", "--seq", "8192",
+                             "--modules", modules, "--revision", revision, "--format", "json"}).out);
+  };
+  auto beyond_input = [](const Json& j) { return j["retained_bytes_per_token"].get<double>() - j["input_bytes"].get<double>() / 8192; };
+  CHECK(beyond_input(layer("none", "main")) == 86592);
+  CHECK(beyond_input(layer("gdn_norm_out", "main")) == 78272);
+  CHECK(beyond_input(layer("gdn_qkv", "main+gdn_qkv")) == doctest::Approx(53696).epsilon(0.005));
+  CHECK(beyond_input(layer("gdn_qkv,gdn_norm_out", "main+gdn_qkv")) == doctest::Approx(45376).epsilon(0.005));
+  CHECK(layer("none", "main")["forward_peak_bytes"] == std::int64_t(1060.5 * 1048576));
+  CHECK(layer("none", "main")["backward_peak_bytes"] == std::int64_t(1478.0 * 1048576));
+}
+
+TEST_CASE("predictions compare with the measured profile, and --fail-above decides") {
+  Folder folder;
+  const std::string file = folder.file("predicted.yaml"), measured = gdn::test::source_root() + "/profiles/measured/megatron-gdn-35b-h200.yaml";
+  CHECK(plan({"layer", "qwen3.5-35b-a3b", "--build", "local", "--gpus", "1", "--ep", "1", "--gbs", "1", "--seq", "8192", "--modules", "none", "--diff", "gdn_qkv", "-o", file}).status == 0);
+  Json j = Json::parse(plan({"compare", file, measured, "--format", "json"}).out);
+  int bytes = 0;
+  for (const Json& row : j["rows"])
+    if (row["unit"] == "bytes") {
+      ++bytes;
+      CHECK(std::abs(row["relative"].get<double>()) < 0.01);
+    }
+  CHECK(bytes == 6);
+  CHECK(plan({"compare", file, measured, "--fail-above", "1%"}).status == 5); // the measured times are launch-bound
+  CHECK(plan({"compare", file, file, "--fail-above", "0%"}).status == 0);
+  const std::string estimate = folder.file("estimate.yaml");
+  CHECK(plan({"estimate", "qwen3.5-35b-a3b", "-o", estimate}).status == 0);
+  CHECK(plan({"compare", estimate, "--observed", "allocated=77.8GB"}).status == 0);
+  CHECK(plan({"compare", estimate, "--observed", "alocated=77.8GB"}).status == 2);
+}
+
+TEST_CASE("a hypothetical span is priced and never proposed") {
+  Result r = plan({"plan", "qwen3.5-35b-a3b", "--hypothetical", "--span", "prep=conv1d..gates:discard", "--format", "json"});
+  CHECK(r.status == 0);
+  Json j = Json::parse(r.out);
+  bool seen = false;
+  for (const Json& c : j["candidates"]) seen = seen || c["hypothetical"].get<bool>();
+  CHECK(seen);
+  CHECK(j["proposal"]["setting"].get<std::string>().find("prep") == std::string::npos);
+}
+
+TEST_CASE("the program runs from any directory") {
+  Folder folder;
+  CHECK(run({gdnplan(), "estimate", "tiny"}, {}, 0, folder.path.string()).status == 0);
+}
