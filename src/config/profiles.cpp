@@ -114,6 +114,7 @@ ModelProfile read_model_profile(const Node& source, const std::vector<Setting>& 
   if (const Node* n = source.find("hardware")) p.hardware = as_string(*n);
   map.erase("run");
   map.erase("hardware");
+  map.erase("train"); // gdntrain's (train.h): its configurations plan as they are
 
   std::vector<std::string> changes;
   for (const Setting& s : settings) {
