@@ -76,7 +76,7 @@ struct EstimateCommand {
                          format_seconds(l->backward), l->replay > 0 ? format_seconds(l->replay) : "-"});
     d.table(std::move(lt));
     d.heading("Throughput");
-    d.pairs({{"step", fmt::format("{} ({} micro-batches, bubble {:.1f} %)", format_seconds(e.step_seconds), c.profile.run.micro_batches(), e.bubble * 100)},
+    d.pairs({{"step", fmt::format("{} ({} micro-batch{}, bubble {:.1f} %)", format_seconds(e.step_seconds), c.profile.run.micro_batches(), c.profile.run.micro_batches() == 1 ? "" : "es", e.bubble * 100)},
              {"tokens/s", fmt::format("{} ({} a GPU)", format_count(static_cast<std::int64_t>(e.tokens_per_second)),
                                       format_count(static_cast<std::int64_t>(e.tokens_per_second_per_gpu)))},
              {"model FLOPs", fmt::format("{:.0f} TFLOP/s a GPU, MFU {:.1f} %, HFU {:.1f} %", e.model_tflops_per_gpu, e.mfu * 100, e.hfu * 100)},

@@ -57,7 +57,7 @@ struct PlanCommand {
     d.table(std::move(t));
     if (!all && (p.dominated || hidden))
       d.line(fmt::format("{}{} settings are dominated: another is no slower and needs no more (--all lists every one)",
-                         hidden ? fmt::format("{} more need less memory and are slower; ", hidden) : "", p.dominated),
+                         hidden ? fmt::format("{} more rows are not shown; ", hidden) : "", p.dominated),
              report::Tone::Dim, 2);
     proposal(d, p, c);
     add_notices(d, p.notices);
