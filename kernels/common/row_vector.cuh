@@ -11,9 +11,44 @@ inline bool vector_rows(const void* data, std::int64_t stride, int values) {
   return reinterpret_cast<std::uintptr_t>(data) % (2 * values) == 0 && stride % values == 0;
 }
 
+// kValues bf16 as they lie in memory.
+template <int kValues>
+struct RawVector {
+  static_assert(kValues == 4 || kValues == 8);
+  std::uint32_t words[kValues / 2];
+
+  // `vector`: one wide access; else element by element, for rows that are not aligned to it.
+  __device__ static RawVector load(const Bf16* p, bool vector) {
+    RawVector r;
+    if (vector) {
+      if constexpr (kValues == 4) {
+        const uint2 x = *reinterpret_cast<const uint2*>(p);
+        r.words[0] = x.x;
+        r.words[1] = x.y;
+      } else {
+        const uint4 x = *reinterpret_cast<const uint4*>(p);
+        r.words[0] = x.x;
+        r.words[1] = x.y;
+        r.words[2] = x.z;
+        r.words[3] = x.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kValues / 2; ++i)
+        r.words[i] = p[2 * i].bits | static_cast<std::uint32_t>(p[2 * i + 1].bits) << 16;
+    }
+    return r;
+  }
+  __device__ static RawVector zero() {
+    RawVector r;
+#pragma unroll
+    for (int i = 0; i < kValues / 2; ++i) r.words[i] = 0;
+    return r;
+  }
+};
+
 template <int kValues>
 struct RowVector {
-  static_assert(kValues == 4 || kValues == 8);
   float x[kValues];
 
   __device__ static float widen(std::uint16_t bits) {
@@ -24,43 +59,34 @@ struct RowVector {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
   }
-  // `vector`: one wide access; else element by element, for rows that are not aligned to it.
-  __device__ static RowVector load(const Bf16* p, bool vector) {
-    RowVector r;
-    if (vector) {
-      std::uint16_t bits[kValues];
-      if constexpr (kValues == 4)
-        *reinterpret_cast<uint2*>(bits) = *reinterpret_cast<const uint2*>(p);
-      else
-        *reinterpret_cast<uint4*>(bits) = *reinterpret_cast<const uint4*>(p);
+  RowVector() = default;
+  __device__ explicit RowVector(const RawVector<kValues>& raw) {
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) r.x[i] = widen(bits[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) r.x[i] = widen(p[i].bits);
+    for (int i = 0; i < kValues / 2; ++i) {
+      x[2 * i] = __uint_as_float(raw.words[i] << 16);
+      x[2 * i + 1] = __uint_as_float(raw.words[i] & 0xffff0000u);
     }
-    return r;
+  }
+  __device__ static RowVector load(const Bf16* p, bool vector) {
+    return RowVector(RawVector<kValues>::load(p, vector));
   }
   __device__ void store(Bf16* p, bool vector) const {
-    if (vector) {
-      alignas(16) std::uint16_t bits[kValues];
+    std::uint32_t words[kValues / 2];
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) bits[i] = narrow(x[i]);
+    for (int i = 0; i < kValues / 2; ++i)
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+    if (vector) {
       if constexpr (kValues == 4)
-        *reinterpret_cast<uint2*>(p) = *reinterpret_cast<const uint2*>(bits);
+        *reinterpret_cast<uint2*>(p) = uint2{words[0], words[1]};
       else
-        *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(bits);
+        *reinterpret_cast<uint4*>(p) = uint4{words[0], words[1], words[2], words[3]};
     } else {
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) p[i].bits = narrow(x[i]);
+      for (int i = 0; i < kValues; ++i)
+        p[i].bits = static_cast<std::uint16_t>(words[i / 2] >> 16 * (i % 2));
     }
   }
-  __device__ static RowVector zero() {
-    RowVector r;
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) r.x[i] = 0.0f;
-    return r;
-  }
+  __device__ static RowVector zero() { return RowVector(RawVector<kValues>::zero()); }
 };
 
 // Sum over groups of `kLanes` neighbouring lanes.

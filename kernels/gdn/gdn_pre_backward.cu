@@ -1,6 +1,7 @@
-// Front end, backward. One CTA per (8 chunks, head). A warp walks its 16 tokens and the 3 behind them:
-// pre-activation, SiLU and norm again from the projection, their gradient, and the gradient of the row
-// three back once its four contributions are known. Tap sums stay in registers over the 8 chunks.
+// Front end, backward. One CTA per (8 chunks, head), a warp per chunk in turn: it walks the chunk's rows and
+// the three behind them with a block of rows in flight. Pre-activation, SiLU and norm again from the projection,
+// their gradient, and the gradient of the row three back once its four contributions are known. Tap
+// sums stay in registers over a warp's chunks.
 #include "kernels/common/check.h"
 #include "kernels/gdn/pre_rows.cuh"
 #include "kernels/gdn/rule_sizes.h"
@@ -9,7 +10,6 @@ namespace gdn::kernels {
 namespace {
 
 constexpr int kSums = 5; // four taps and the bias, per channel
-constexpr int kWarps = kPreThreads / 32;
 
 struct Scratch {
   float* taps;  // [parts, channels, kSums]
@@ -21,7 +21,7 @@ struct Scratch {
 __device__ void backward_gates(const GdnPreBackwardParams& p, std::int64_t part, const Scratch& scratch) {
   const GdnPreInputs& in = p.in;
   const int hv = in.shape.value_heads, lane = threadIdx.x % 32;
-  for (int head = threadIdx.x / 32; head < hv; head += kWarps) {
+  for (int head = threadIdx.x / 32; head < hv; head += kPreWarps) {
     const float rate = expf(in.a_log[head]), bias = in.dt_bias[head];
     float sum_a = 0.0f, sum_bias = 0.0f;
     for (int c = 0; c < kPreChunksPerPart; ++c) {
@@ -54,10 +54,10 @@ __device__ void backward_gates(const GdnPreBackwardParams& p, std::int64_t part,
 }
 
 template <int kValues>
-__global__ void __launch_bounds__(kPreThreads)
+__global__ void __launch_bounds__(kPreThreads, kValues == 4 ? 4 : 1)
 gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int units, Scratch scratch,
                         bool vector, bool out_vector) {
-  __shared__ float sums[kWarps][32 * kValues * kSums];
+  __shared__ float sums[kPreWarps][32 * kValues * kSums];
   const GdnPreInputs& in = p.in;
   const std::int64_t part = blockIdx.x / units;
   const PreUnit unit(in.shape, blockIdx.x % units);
@@ -65,8 +65,9 @@ gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int unit
     backward_gates(p, part, scratch);
     return;
   }
+  using Raw = RawVector<kValues>;
   using Vector = RowVector<kValues>;
-  const int first = threadIdx.x / 32 * kPreRows, column = threadIdx.x % 32 * kValues;
+  const int column = threadIdx.x % 32 * kValues;
   const bool active = column < unit.width;
   const bool norm = in.normalise && unit.kind != PreUnit::kValue;
   const PreTaps<kValues> taps(in, unit.channel + column, active);
@@ -76,33 +77,52 @@ gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int unit
   const std::int64_t d_stride = static_cast<std::int64_t>(unit.heads) * unit.width;
   float d_taps[kValues][4] = {}, d_bias[kValues] = {};
 
-  for (int c = 0; c < kPreChunksPerPart; ++c) {
+  for (int c = threadIdx.x / 32; c < kPreChunksPerPart; c += kPreWarps) {
     const std::int64_t index = part * kPreChunksPerPart + c;
     if (index >= scratch.capacity) break;
     const PreChunk at(in.table, index);
     const GdnChunk& chunk = at.chunk;
-    if (chunk.kind == GdnChunk::kUnused || first >= chunk.rows) continue;
-    Bf16* const out = p.d_qkv + chunk.first_token * p.d_qkv_stride + unit.channel + column;
+    if (chunk.kind == GdnChunk::kUnused) break;
+    Bf16* out = p.d_qkv + chunk.first_token * p.d_qkv_stride + unit.channel + column;
     if (chunk.kind == GdnChunk::kPadding) {
-      for (int row = first; row < min(first + kPreRows, chunk.rows) && active; ++row)
+      for (int row = 0; row < chunk.rows && active; ++row)
         Vector::zero().store(out + row * p.d_qkv_stride, out_vector);
       continue;
     }
     const Bf16* const x = in.qkv + chunk.first_token * in.qkv_stride + unit.channel + column;
     const Bf16* const dy = d_base + (static_cast<std::int64_t>(chunk.first_token) * unit.heads +
                                      unit.head) * unit.width + column;
-    auto load = [&](int row) {
-      return active && row < at.limit && (row >= 0 || !at.first)
-                 ? Vector::load(x + row * in.qkv_stride, vector)
-                 : Vector::zero();
+    const int limit = min(at.limit, chunk.rows + 3);
+    auto load_x = [&](int row) {
+      return active && row < limit && (row >= 0 || !at.first)
+                 ? Raw::load(x + row * in.qkv_stride, vector)
+                 : Raw::zero();
     };
-    Vector w0 = load(first - 3), w1 = load(first - 2), w2 = load(first - 1);
+    auto load_dy = [&](int row) {
+      return active && row < limit ? Raw::load(dy + row * d_stride, true) : Raw::zero();
+    };
+    Vector w0(load_x(-3)), w1(load_x(-2)), w2(load_x(-1));
     Vector d0 = Vector::zero(), d1 = d0, d2 = d0; // gradients of the pre-activation, three rows back
-    for (int row = first; row < first + kPreRows + 3; ++row) {
-      Vector w3 = Vector::zero(), d3 = Vector::zero();
-      if (row < at.limit) {
-        w3 = load(row);
-        if (active) d3 = Vector::load(dy + row * d_stride, true);
+    Raw next_x[kPreBlock], next_dy[kPreBlock];
+#pragma unroll
+    for (int i = 0; i < kPreBlock; ++i) {
+      next_x[i] = load_x(i);
+      next_dy[i] = load_dy(i);
+    }
+    for (int first = 0; first < chunk.rows + 3; first += kPreBlock) {
+      Raw rows_x[kPreBlock], rows_dy[kPreBlock];
+#pragma unroll
+      for (int i = 0; i < kPreBlock; ++i) {
+        rows_x[i] = next_x[i];
+        rows_dy[i] = next_dy[i];
+        next_x[i] = load_x(first + kPreBlock + i);
+        next_dy[i] = load_dy(first + kPreBlock + i);
+      }
+#pragma unroll
+      for (int r = 0; r < kPreBlock; ++r) {
+        const int row = first + r;
+        const Vector w3(rows_x[r]);
+        Vector d3(rows_dy[r]); // zero past the sequence's end, and with it all that follows
         Vector y, slope;
         float sum = 0.0f, along = 0.0f;
 #pragma unroll
@@ -111,7 +131,7 @@ gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int unit
                             taps.w[i][2] * w2.x[i] + taps.w[i][3] * w3.x[i];
           const float s = sigmoid(pre);
           y.x[i] = pre * s;
-          slope.x[i] = s * (1.0f + pre * (1.0f - s));
+          slope.x[i] = s + y.x[i] * (1.0f - s);
           sum += y.x[i] * y.x[i];
           along += y.x[i] * d3.x[i];
         }
@@ -121,33 +141,33 @@ gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int unit
 #pragma unroll
           for (int i = 0; i < kValues; ++i) d3.x[i] = rho * (d3.x[i] - back * y.x[i]);
         }
-        const bool own = row < first + kPreRows && row < chunk.rows;
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) {
-          d3.x[i] *= slope.x[i];
-          if (!own) continue;
-          d_taps[i][0] += d3.x[i] * w0.x[i];
-          d_taps[i][1] += d3.x[i] * w1.x[i];
-          d_taps[i][2] += d3.x[i] * w2.x[i];
-          d_taps[i][3] += d3.x[i] * w3.x[i];
-          d_bias[i] += d3.x[i];
+        for (int i = 0; i < kValues; ++i) d3.x[i] *= slope.x[i];
+        if (row < chunk.rows) {
+#pragma unroll
+          for (int i = 0; i < kValues; ++i) {
+            d_taps[i][0] += d3.x[i] * w0.x[i];
+            d_taps[i][1] += d3.x[i] * w1.x[i];
+            d_taps[i][2] += d3.x[i] * w2.x[i];
+            d_taps[i][3] += d3.x[i] * w3.x[i];
+            d_bias[i] += d3.x[i];
+          }
         }
-      }
-      const int done = row - 3;
-      if (done >= first && done < chunk.rows && active) {
-        Vector dx;
+        if (row >= 3 && row < chunk.rows + 3 && active) {
+          Vector dx;
 #pragma unroll
-        for (int i = 0; i < kValues; ++i)
-          dx.x[i] = taps.w[i][3] * d0.x[i] + taps.w[i][2] * d1.x[i] + taps.w[i][1] * d2.x[i] +
-                    taps.w[i][0] * d3.x[i];
-        dx.store(out + done * p.d_qkv_stride, out_vector);
+          for (int i = 0; i < kValues; ++i)
+            dx.x[i] = taps.w[i][3] * d0.x[i] + taps.w[i][2] * d1.x[i] + taps.w[i][1] * d2.x[i] +
+                      taps.w[i][0] * d3.x[i];
+          dx.store(out + (row - 3) * p.d_qkv_stride, out_vector);
+        }
+        w0 = w1;
+        w1 = w2;
+        w2 = w3;
+        d0 = d1;
+        d1 = d2;
+        d2 = d3;
       }
-      w0 = w1;
-      w1 = w2;
-      w2 = w3;
-      d0 = d1;
-      d1 = d2;
-      d2 = d3;
     }
   }
 
@@ -162,7 +182,7 @@ gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int unit
   float* const out = scratch.taps + (part * scratch.channels + unit.channel) * kSums;
   for (int i = threadIdx.x; i < unit.width * kSums; i += kPreThreads) {
     float sum = 0.0f;
-    for (int warp = 0; warp < kWarps; ++warp) sum += sums[warp][i];
+    for (int warp = 0; warp < kPreWarps; ++warp) sum += sums[warp][i];
     out[i] = sum;
   }
 }

@@ -5,8 +5,9 @@
 
 namespace gdn::kernels {
 
-inline constexpr int kPreThreads = 128;
-inline constexpr int kPreRows = kChunk / (kPreThreads / 32); // tokens per warp
+inline constexpr int kPreWarps = 4;             // a warp walks the rows of one (chunk, head)
+inline constexpr int kPreThreads = 32 * kPreWarps;
+inline constexpr int kPreBlock = 4;             // rows loaded ahead
 
 // One head of q, k or v, or the gates (the unit after the last head).
 struct PreUnit {
@@ -28,10 +29,10 @@ struct PreUnit {
 struct PreChunk {
   GdnChunk chunk;
   bool first;  // nothing before it
-  int limit;   // rows from its first token to the end of the sequence, at most 128
+  int limit;   // rows from its first token to the end of the sequence, at most 128; 0 if unused
   __device__ PreChunk(const GdnChunkTable& table, std::int64_t index) {
     chunk = table.chunks[index];
-    first = true;
+    first = true; // of padding and unused entries too
     limit = chunk.rows;
     if (chunk.kind != GdnChunk::kTokens) return;
     first = table.offsets[chunk.sequence] == index;
