@@ -94,6 +94,8 @@ void append_setting_keys(std::vector<RunKey>& keys) {
        [](Run& r, const Node& v) { r.settings.conv_pad_alignment = as_bool(v); }, [](const Run& r) { return bool_node(r.settings.conv_pad_alignment); }},
       {"packed", "true | false", "packed sequences (cu_seqlens)", false, true,
        [](Run& r, const Node& v) { r.settings.packed = as_bool(v); }, [](const Run& r) { return bool_node(r.settings.packed); }},
+      {"compiled", "true | false", "torch.compile on gates, gated norm and output gate", false, true,
+       [](Run& r, const Node& v) { r.settings.compiled = as_bool(v); }, [](const Run& r) { return bool_node(r.settings.compiled); }},
   };
   // clang-format on
   keys.insert(keys.end(), std::begin(rows), std::end(rows));

@@ -3,8 +3,8 @@
 #include <optional>
 #include <string>
 
-// Settings of the target stack that no prediction reads, but that its own configuration checks do
-// (src/model/validate). Names and defaults are Megatron-LM's; a key of the `settings:` block.
+// Settings of the target stack that no prediction reads (but `compiled`), but that its own configuration
+// checks do (src/model/validate). Names and defaults are Megatron-LM's; a key of the `settings:` block.
 namespace gdn::config {
 
 struct StackSettings {
@@ -48,6 +48,10 @@ struct StackSettings {
 
   // Run-time form of the batch.
   bool packed = false;                      // packed sequences (cu_seqlens)
+
+  // Whether torch.compile is active on the helper functions (gates, gated norm, output gate). Read by
+  // the op lists: without it their fp32 intermediates are kept.
+  bool compiled = true;
 };
 
 } // namespace gdn::config

@@ -83,6 +83,7 @@ struct GdnAttr {
   bool negative_eigenvalues = false;
   bool deterministic = false;       // plain chunked form under autograd (Megatron's fallback)
   double eps = 1e-6;
+  bool compiled = true;             // false: gates and gated norm run op by op and keep fp32 intermediates
   std::int64_t chunks = 0;          // of 64 tokens, over all sequences of this rank; each starts a new one
 };
 

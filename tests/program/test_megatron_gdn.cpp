@@ -208,6 +208,40 @@ TEST_CASE("deterministic mode keeps the plain rule's intermediates") {
   CHECK(plain.list.find_op("conv1d.transpose") >= 0);
 }
 
+TEST_CASE("helpers that run op by op keep their fp32 intermediates") {
+  for (auto [build, more] : {std::pair{Build::Te, 6 * 4096 + 8 * 32}, {Build::Local, 8 * 4096 + 8 * 32}}) {
+    config::Run run = one_gpu(build);
+    const double compiled = retained_per_token(module_alone(reference_model(), run, "gdn"));
+    run.settings.compiled = false;
+    const Traced eager = module_alone(reference_model(), run, "gdn");
+    CHECK(retained_per_token(eager) - compiled == more);
+    // The pair of the gates alone is the upper bound given for older trees.
+    if (build == Build::Te) CHECK(compiled + bytes_of(eager, "softplus_in") + bytes_of(eager, "softplus_out") == 103236);
+  }
+  config::Run run = one_gpu(Build::Te);
+  const double compiled = retained_per_token(module_alone(reference_model(), run, "attention"));
+  run.settings.compiled = false;
+  CHECK(retained_per_token(module_alone(reference_model(), run, "attention")) - compiled == 4 * 16 * 256);
+}
+
+TEST_CASE("gdn_qkv replays 50.66 of the mixer's 71.63 MFLOP a token, and the SP gather with them") {
+  config::Run run = one_gpu(Build::Te, "main+gdn_qkv");
+  run.parallel.tp = run.parallel.gpus = 2;
+  run.parallel.sequence_parallel = true;
+  const Traced t = module_alone(reference_model(), run, "gdn", {"gdn_qkv"});
+  double flops = 0;
+  std::vector<model::CollectiveKind> collectives;
+  for (const program::Event& e : t.trace.events)
+    if (e.pass == program::Pass::Replay) {
+      const model::Op& op = t.list.ops[static_cast<size_t>(e.op)];
+      flops += 2 * op.model_flops / static_cast<double>(t.list.tokens); // both TP ranks
+      for (const model::Collective& c : op.collectives) collectives.push_back(c.kind);
+    }
+  CHECK(flops == 2.0 * (2048 * 12352 + 4 * 8192));
+  CHECK(flops / 71630848 * 100 / 3 == doctest::Approx(23.6).epsilon(0.002));
+  CHECK(collectives == std::vector{model::CollectiveKind::AllGather});
+}
+
 TEST_CASE("convolution bias and whole-module recompute") {
   config::Model m = reference_model();
   m.gdn.conv_bias = m.gdn.bias = true;

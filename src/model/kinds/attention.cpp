@@ -65,10 +65,15 @@ TensorId core_attention(Builder& b, std::string name, TensorId q, TensorId k, Te
   return o;
 }
 
-TensorId output_gate(Builder& b, std::string name, TensorId o, TensorId gate, std::string out) {
-  TensorId y = b.tensor(std::move(out), b.at(o).dtype, b.at(o).shape);
-  Op& op = b.op(std::move(name), OpKind::OutputGate, {o, gate}, {y});
-  op.steps.push_back({.name = "backward", .reads = {o, gate}, .grad_reads = {y}, .grad_writes = {o, gate}});
+TensorId output_gate(Builder& b, std::string name, TensorId o, TensorId gate, std::string out, bool compiled) {
+  TensorId y = b.tensor(out, b.at(o).dtype, b.at(o).shape);
+  std::vector<TensorId> outputs{y}, saved{o, gate};
+  if (!compiled) {
+    outputs.push_back(b.statistic(out + "_sigmoid", DType::FP32, b.at(o).shape));
+    saved.push_back(outputs.back());
+  }
+  Op& op = b.op(std::move(name), OpKind::OutputGate, {o, gate}, outputs);
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {y}, .grad_writes = {o, gate}});
   return y;
 }
 

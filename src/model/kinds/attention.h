@@ -33,7 +33,7 @@ TensorId core_attention(Builder& b, std::string name, TensorId q, TensorId k, Te
                         const CoreCollectives& collectives, std::string out);
 
 // out = o * sigmoid(gate). Backward reads both. `gate` may be a strided view under another shape (one
-// row a query group), with o's elements in o's order.
-TensorId output_gate(Builder& b, std::string name, TensorId o, TensorId gate, std::string out);
+// row a query group), with o's elements in o's order. Not compiled, the fp32 sigmoid is kept as well.
+TensorId output_gate(Builder& b, std::string name, TensorId o, TensorId gate, std::string out, bool compiled = true);
 
 } // namespace gdn::model

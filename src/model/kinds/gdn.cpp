@@ -70,9 +70,15 @@ GateOutputs gates(Builder& b, std::string name, TensorId beta_logits, TensorId a
   const std::int64_t rows = b.at(alpha).rows();
   TensorId g = b.tensor("g", DType::FP32, {rows, attr.value_heads});
   TensorId beta = b.tensor("beta", beta_dtype.value_or(b.at(beta_logits).dtype), {rows, attr.value_heads});
-  Op& op = b.op(std::move(name), OpKind::Gates, {beta_logits, alpha}, {g, beta}, attr);
+  std::vector<TensorId> outputs{g, beta}, saved{beta_logits, alpha};
+  if (!attr.compiled) { // softplus keeps its input, the product its output; sigmoid keeps beta
+    outputs.push_back(b.statistic("softplus_in", DType::FP32, {rows, attr.value_heads}));
+    outputs.push_back(b.statistic("softplus_out", DType::FP32, {rows, attr.value_heads}));
+    saved = {outputs[2], outputs[3], beta};
+  }
+  Op& op = b.op(std::move(name), OpKind::Gates, {beta_logits, alpha}, outputs, attr);
   op.params = {std::move(a_log), std::move(dt_bias)};
-  op.steps.push_back({.name = "backward", .reads = {beta_logits, alpha}, .grad_reads = {g, beta},
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {g, beta},
                       .grad_writes = {beta_logits, alpha}, .param_grads = {0, 1}});
   return {g, beta};
 }
@@ -110,8 +116,16 @@ TensorId gated_norm(Builder& b, std::string name, TensorId o, TensorId z, ParamR
                     bool keep_normalised, std::string out) {
   TensorId y = b.tensor(std::move(out), b.at(o).dtype, b.at(o).shape);
   TensorId rstd = b.statistic("o_rstd", DType::FP32, {b.at(o).rows(), attr.value_heads});
-  std::vector<TensorId> outputs{y, rstd}, saved{o, z, rstd};
-  if (keep_normalised) {
+  std::vector<TensorId> outputs{y, rstd}, saved{o, rstd};
+  if (attr.compiled) {
+    saved.push_back(z);
+  } else { // z in fp32, and its SiLU
+    for (const char* kept : {"z_fp32", "z_silu"}) {
+      outputs.push_back(b.statistic(kept, DType::FP32, b.at(z).shape));
+      saved.push_back(outputs.back());
+    }
+  }
+  if (keep_normalised || !attr.compiled) {
     outputs.push_back(b.statistic("o_norm", b.at(o).dtype, b.at(o).shape));
     saved.push_back(outputs.back());
   }

@@ -32,7 +32,8 @@ struct GateOutputs {
   TensorId g;    // [R, Hv] fp32, log decay
   TensorId beta; // [R, Hv], write strength
 };
-// g = -exp(A_log) softplus(alpha + dt_bias), beta = sigmoid(b). Backward reads the raw logits. beta has
+// g = -exp(A_log) softplus(alpha + dt_bias), beta = sigmoid(b). Backward reads the raw logits; not
+// compiled, the softplus' fp32 input and output and beta. beta has
 // their dtype unless one is given.
 GateOutputs gates(Builder& b, std::string name, TensorId beta_logits, TensorId alpha, ParamRef a_log, ParamRef dt_bias,
                   const GdnAttr& attr, std::optional<DType> beta_dtype = {});
@@ -53,7 +54,8 @@ RuleOutputs gated_delta_rule(Builder& b, std::string name, TensorId q, TensorId 
 std::vector<TensorId> plain_rule_intermediates(Builder& b, const GdnAttr& attr);
 
 // RMSNorm over dv times silu(z): o, z [R, Hv, dv] -> [R, Hv, dv]. Backward reads o, z and rstd, and
-// the normalised o where `keep_normalised` (a compiler boundary between norm and gate).
+// the normalised o where `keep_normalised` (a compiler boundary between norm and gate). Not compiled,
+// it reads the normalised o and, in place of z, fp32 z and silu(z).
 TensorId gated_norm(Builder& b, std::string name, TensorId o, TensorId z, ParamRef weight, const GdnAttr& attr,
                     bool keep_normalised, std::string out);
 

@@ -11,9 +11,15 @@ Gdn2GateOutputs gdn2_gates(Builder& b, std::string name, TensorId f, TensorId er
   Gdn2GateOutputs out{b.tensor("g", DType::FP32, {rows, heads, attr.key_dim}),
                       b.tensor("b", dtype, {rows, heads, attr.key_dim}),
                       b.tensor("w", dtype, {rows, attr.value_heads, attr.value_dim})};
-  Op& op = b.op(std::move(name), OpKind::Gdn2Gates, {f, erase, write}, {out.g, out.b, out.w}, attr);
+  std::vector<TensorId> outputs{out.g, out.b, out.w}, saved{f, erase, write};
+  if (!attr.compiled) { // as GDN's, at Hk heads
+    outputs.push_back(b.statistic("softplus_in", DType::FP32, b.at(f).shape));
+    outputs.push_back(b.statistic("softplus_out", DType::FP32, b.at(f).shape));
+    saved = {outputs[3], outputs[4], out.b, out.w};
+  }
+  Op& op = b.op(std::move(name), OpKind::Gdn2Gates, {f, erase, write}, outputs, attr);
   op.params = {std::move(a_log), std::move(dt_bias)};
-  op.steps.push_back({.name = "backward", .reads = {f, erase, write}, .grad_reads = {out.g, out.b, out.w},
+  op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {out.g, out.b, out.w},
                       .grad_writes = {f, erase, write}, .param_grads = {0, 1}});
   return out;
 }

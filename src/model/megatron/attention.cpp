@@ -56,7 +56,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   TensorId o = core_attention(b, "core_attention", q, k, v, attr,
                               core_collectives(run.cp_comm_type, d.cp, b.at(q).bytes(), b.at(k).bytes() + b.at(v).bytes()),
                               "attn");                                                   // [N, n, d]
-  if (s.output_gate) o = output_gate(b, "output_gate", o, gate, "attn_gated");
+  if (s.output_gate) o = output_gate(b, "output_gate", o, gate, "attn_gated", run.settings.compiled);
   return linear(b, "linear_proj", o, b.param("attention.linear_proj", n * hd * d.hidden, d.dtype), d.hidden,
                 {TensorParallel::Row, d.tp, d.sp, false}, "out");                        // [N_sp, h]
 }

@@ -12,6 +12,7 @@ GdnAttr gdn_attributes(const config::Model& model, const config::Run& run, const
           .value_dim = s.value_head_dim, .kernel = s.conv_kernel, .conv_bias = s.conv_bias,
           .normalise = s.use_qk_l2norm && run.l2norm == config::L2Norm::Kernel,
           .negative_eigenvalues = s.negative_eigenvalues, .deterministic = run.deterministic, .eps = 1e-6,
+          .compiled = run.settings.compiled,
           .chunks = d.batch * ceil_div(d.seq, 64)};
 }
 
