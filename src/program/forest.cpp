@@ -20,8 +20,8 @@ void add_once(std::vector<TensorId>& set, TensorId t) {
   if (std::find(set.begin(), set.end(), t) == set.end()) set.push_back(t);
 }
 
-// Op index that made each tensor; views count as made where their name is introduced, or where
-// their base was when no op lists them.
+} // namespace
+
 std::vector<int> producers(const OpList& list) {
   std::vector<int> made(list.tensors.size(), -1);
   for (size_t i = 0; i < list.ops.size(); ++i)
@@ -31,8 +31,6 @@ std::vector<int> producers(const OpList& list) {
       made[t] = made[static_cast<size_t>(base)];
   return made;
 }
-
-} // namespace
 
 std::vector<TensorId> span_outputs(const OpList& list, const Span& span) {
   std::vector<int> made = producers(list);
@@ -57,7 +55,7 @@ namespace {
 
 class ForestBuilder {
 public:
-  ForestBuilder(const OpList& list, const std::vector<Span>& spans) : list_(list), spans_(spans) {}
+  ForestBuilder(const OpList& list, const std::vector<Span>& spans) : list_(list), spans_(spans), made_(producers(list)) {}
 
   std::vector<Node> run() {
     std::vector<int> order(spans_.size());
@@ -106,16 +104,25 @@ private:
                               name(s.first), name(s.last), s.hook >= 0 ? name(s.hook) : "none",
                               parent ? fmt::format(" inside '{}'", parent->name) : ""),
                   "a discard span needs a later op of the same enclosing span that consumes its outputs");
-    for (TensorId t : span_outputs(list_, s))
+    for (TensorId t : span_outputs(list_, s)) {
       if (t == list_.output)
         throw Error(ErrorCode::Config, fmt::format("discard span '{}' makes the output of '{}', which must stay",
                                                    s.name, list_.name));
+      TensorId owner = t;
+      while (list_.tensor(owner).base >= 0) owner = list_.tensor(owner).base;
+      if (!inside(made_[static_cast<size_t>(owner)], s))
+        throw Error(ErrorCode::Config,
+                    fmt::format("discard span '{}' would drop '{}' of '{}', which it does not make: its output '{}' is a view of it",
+                                s.name, list_.tensor(owner).name, list_.name, list_.tensor(t).name),
+                    "start the span where that tensor is made, or make it a whole-block span");
+    }
   }
 
   const std::string& name(int op) const { return list_.ops[static_cast<size_t>(op)].name; }
 
   const OpList& list_;
   const std::vector<Span>& spans_;
+  std::vector<int> made_; // op index that made each tensor
   std::vector<int>::iterator at_, end_;
 };
 

@@ -25,19 +25,35 @@ std::vector<Life> lives(const Buffer& b, int last) {
   return {{b.alloc, b.drop}, {b.refill, last}};
 }
 
+// Last event of every buffer, attributes included: the op's next run, or the end, overwrites them.
+std::vector<int> ends_with_attributes(const UnitTrace& t) {
+  std::vector<int> last;
+  for (const Buffer& b : t.buffers) last.push_back(b.last);
+  auto storage = [&](BufferId id) { return t.list->tensor(t.buffers[static_cast<size_t>(id)].tensor).storage; };
+  for (const auto& s : t.sticky) {
+    int until = static_cast<int>(t.events.size());
+    for (const auto& next : t.sticky)
+      if (next.event > s.event && storage(next.buffer) == storage(s.buffer)) until = std::min(until, next.event);
+    last[static_cast<size_t>(s.buffer)] = std::max(last[static_cast<size_t>(s.buffer)], until);
+  }
+  return last;
+}
+
 } // namespace
 
 Levels levels(const UnitTrace& t) {
   const size_t n = t.events.size();
   std::vector<CategoryBytes> start(n), end(n);
   CategoryBytes level;
-  for (const Buffer& b : t.buffers) {
+  const std::vector<int> last = ends_with_attributes(t);
+  for (size_t i = 0; i < t.buffers.size(); ++i) {
+    const Buffer& b = t.buffers[i];
     if (b.external) continue;
-    for (const Life& life : lives(b, b.last)) {
+    for (const Life& life : lives(b, last[i])) {
+      if (life.last < 0) continue; // an input that nothing reads
       if (life.alloc < 0) level[b.category] += b.bytes;
-      else start[static_cast<size_t>(life.alloc)][b.category] += b.bytes;
-      if (life.last >= 0) end[static_cast<size_t>(life.last)][b.category] += b.bytes;
-      else level[b.category] -= b.bytes;
+      else if (life.alloc < static_cast<int>(n)) start[static_cast<size_t>(life.alloc)][b.category] += b.bytes;
+      if (life.last < static_cast<int>(n)) end[static_cast<size_t>(life.last)][b.category] += b.bytes;
     }
   }
   Levels out;
@@ -52,7 +68,7 @@ Levels levels(const UnitTrace& t) {
   }
   for (size_t i = 0; i < t.buffers.size(); ++i) {
     const Buffer& b = t.buffers[i];
-    if (static_cast<BufferId>(i) != t.output && !b.gradient && b.alloc < t.forward_end && b.last >= t.forward_end && b.drop < 0)
+    if (static_cast<BufferId>(i) != t.output && !b.gradient && b.alloc < t.forward_end && last[i] >= t.forward_end && b.drop < 0)
       out.retained += b.bytes;
   }
   return out;

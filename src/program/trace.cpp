@@ -1,6 +1,7 @@
 #include "program/trace.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -46,24 +47,24 @@ class Tracer {
 public:
   Tracer(const OpList& list, const std::vector<Span>& spans, const model::Provider& provider,
          const TraceOptions& options)
-      : list_(list), spans_(spans), provider_(provider), options_(options),
-        generations_(list.storages.size(), 0), gradient_(list.tensors.size(), -1),
-        written_(list.tensors.size(), false), scratch_(list.ops.size()) {
+      : list_(list), spans_(spans), provider_(provider), options_(options), makers_(producers(list)),
+        generations_(list.storages.size(), 0), gradient_(list.tensors.size(), -1), scratch_(list.ops.size()) {
     out_.list = &list;
   }
 
   UnitTrace run() {
     std::vector<Node> forest = build_forest(list_, spans_);
     mark_required();
+    mark_running();
     Context context{std::vector<BufferId>(list_.storages.size(), -1)};
     if (list_.input >= 0) out_.input = bind(context, list_.input, -1);
-    forward(forest, context, Pass::Forward, -1, true);
+    forward(forest, context, Pass::Forward, -1);
     out_.forward_end = now();
     if (list_.output >= 0) out_.output = bound(context, list_.output);
     if (options_.backward) {
-      if (list_.output >= 0) {
+      if (list_.output >= 0 && required_[static_cast<size_t>(list_.output)]) {
         out_.output_gradient = gradient_of(list_.output, out_.forward_end);
-        written_[static_cast<size_t>(list_.output)] = true;
+        written_[out_.output_gradient].push_back(list_.output);
         buffer(out_.output_gradient).external = options_.external_output_gradient;
       }
       backward(forest, context);
@@ -99,6 +100,73 @@ private:
       for (TensorId t : o.outputs) required_[static_cast<size_t>(t)] = any && list_.tensor(t).differentiable;
     }
     for (size_t t = 0; t < required_.size(); ++t) required_[t] = need(static_cast<TensorId>(t));
+  }
+
+  // Which steps run: somebody needs what they write, and a gradient reaches them.
+  void mark_running() {
+    std::vector<bool> reached(list_.tensors.size(), false); // per gradient root
+    if (list_.output >= 0) reached[root(list_.output)] = required_[static_cast<size_t>(list_.output)];
+    runs_.resize(list_.ops.size());
+    aliases_.resize(list_.ops.size());
+    for (size_t i = list_.ops.size(); i-- > 0;) {
+      const Op& o = list_.ops[i];
+      for (const Step& s : o.steps) {
+        const bool arrives = s.grad_reads.empty() || std::any_of(s.grad_reads.begin(), s.grad_reads.end(),
+                                                                 [&](TensorId t) { return reached[root(t)]; });
+        runs_[i].push_back(options_.backward && arrives && wanted(o, s));
+        if (!runs_[i].back()) continue;
+        for (TensorId t : s.grad_writes)
+          if (required_[static_cast<size_t>(t)]) reached[root(t)] = true;
+      }
+      for (const Op::GradAlias& a : o.grad_aliases)
+        if (required_[static_cast<size_t>(a.input)] && reached[root(a.output)]) reached[root(a.input)] = aliases_[i] = true;
+    }
+  }
+
+  bool wanted(const Op& o, const Step& s) const {
+    return std::any_of(s.param_grads.begin(), s.param_grads.end(),
+                       [&](int p) { return o.params[static_cast<size_t>(p)].trainable; }) ||
+           std::any_of(s.grad_writes.begin(), s.grad_writes.end(),
+                       [&](TensorId t) { return required_[static_cast<size_t>(t)]; });
+  }
+
+  bool overwritten(TensorId t) const { return list_.tensor(t).gradient == model::GradientStorage::Overwrite; }
+  bool runs(int index, size_t step) const { return runs_[static_cast<size_t>(index)][step] != 0; }
+  bool runs(int index) const {
+    const std::vector<char>& steps = runs_[static_cast<size_t>(index)];
+    return std::find(steps.begin(), steps.end(), 1) != steps.end();
+  }
+
+  // Calls `use` on every tensor that the backward of op `index` keeps: what running steps read, and pins.
+  template <class Use> void for_each_saved(int index, Use use) const {
+    const Op& o = op(index);
+    if (!runs(index)) return;
+    for (size_t i = 0; i < o.steps.size(); ++i)
+      if (runs(index, i)) {
+        std::for_each(o.steps[i].reads.begin(), o.steps[i].reads.end(), use);
+        for (TensorId t : o.steps[i].grad_writes)
+          if (overwritten(t)) use(t);
+      }
+    for (const model::Pin& p : o.pins) use(p.tensor);
+  }
+
+  // Whether the backward of an op outside the span keeps the storage of t.
+  bool saved_outside(const Span& s, TensorId t) const {
+    bool saved = false;
+    for (int i = 0; i < static_cast<int>(list_.ops.size()); ++i)
+      if (i < s.first || i > s.last)
+        for_each_saved(i, [&](TensorId r) { saved = saved || list_.tensor(r).storage == list_.tensor(t).storage; });
+    return saved;
+  }
+
+  // A span that no gradient passes (frozen layers), and whose outputs nobody wants again, is never
+  // replayed.
+  bool replays(const Span& s) const {
+    for (int i = s.first; i <= s.last; ++i)
+      if (runs(i) || aliases_[static_cast<size_t>(i)]) return true;
+    if (s.kind == SpanKind::WholeBlock) return false;
+    const std::vector<TensorId> outputs = span_outputs(list_, s);
+    return std::any_of(outputs.begin(), outputs.end(), [&](TensorId t) { return saved_outside(s, t); });
   }
 
   // ---------------------------------------------------------------------------- buffers ----
@@ -140,6 +208,20 @@ private:
 
   bool has_gradient(TensorId t) const { return gradient_[root(t)] >= 0; }
 
+  // Whether the op that makes t (or introduces it as a view) has run forward in [start, now).
+  bool made_since(int start, TensorId t) const {
+    for (int e = start; e < now(); ++e) {
+      const Event& event = out_.events[static_cast<size_t>(e)];
+      if (event.step < 0 && event.op == makers_[static_cast<size_t>(t)]) return true;
+    }
+    return false;
+  }
+
+  bool same_storage(BufferId id, TensorId t) const {
+    const Buffer& b = out_.buffers[static_cast<size_t>(id)];
+    return !b.gradient && list_.tensor(b.tensor).storage == list_.tensor(t).storage;
+  }
+
   void touch(BufferId id, int event) { buffer(id).last = std::max(buffer(id).last, event); }
 
   void access(BufferId id, TensorId t, AccessMode mode, bool gradient) {
@@ -169,7 +251,7 @@ private:
       const model::Tensor& tensor = list_.tensor(t);
       if (tensor.base < 0) {
         BufferId old = refill ? (*refill)[static_cast<size_t>(tensor.storage)] : -1;
-        if (old >= 0) {
+        if (old >= 0 && buffer(old).drop >= 0 && buffer(old).refill < 0) {
           buffer(old).refill = event;
           context.bound[static_cast<size_t>(tensor.storage)] = old;
         } else {
@@ -199,45 +281,82 @@ private:
     return id;
   }
 
-  // Runs the ops of `nodes`. `recording`: spans at this level take effect (a tape is kept).
-  void forward(const std::vector<Node>& nodes, Context& context, Pass pass, int span_index, bool recording,
+  // Runs the ops of `nodes`: one run, the frame of its local variables.
+  void forward(const std::vector<Node>& nodes, Context& context, Pass pass, int span_index,
                const std::vector<BufferId>* refill = nullptr, const std::vector<char>* needed = nullptr) {
-    const int start = now();
-    run_nodes(nodes, context, pass, span_index, recording, refill, needed);
-    // Frames end at their last op, or with the run when it lies outside.
-    for (const model::Hold& h : list_.holds) {
-      if (h.kind != model::HoldKind::Frame) continue;
-      BufferId id = bound(context, h.tensor);
-      if (id < 0 || buffer(id).alloc < start) continue;
-      int until = now() - 1;
-      for (int e = start; e < now(); ++e)
-        if (out_.events[static_cast<size_t>(e)].op == h.until) until = e;
-      touch(id, until);
-    }
+    start_ = now();
+    run_nodes(nodes, context, pass, span_index, refill, needed);
+    for (const model::Hold& h : list_.holds)
+      if (h.kind == model::HoldKind::Frame && made_since(start_, h.tensor))
+        touch(bound(context, h.tensor), frame_end(h));
   }
 
-  void run_nodes(const std::vector<Node>& nodes, Context& context, Pass pass, int span_index, bool recording,
+  // A frame ends once its last op has run, or with the run when that lies outside.
+  int frame_end(const model::Hold& h) const {
+    int end = start_;
+    for (int e = start_; e < now(); ++e)
+      if (out_.events[static_cast<size_t>(e)].op <= h.until) end = e;
+    return end;
+  }
+
+  void run_nodes(const std::vector<Node>& nodes, Context& context, Pass pass, int span_index,
                  const std::vector<BufferId>* refill, const std::vector<char>* needed) {
     for (const Node& node : nodes) {
       if (node.span >= 0) {
-        run_nodes(node.children, context, pass, span_index, false, refill, needed);
+        run_nodes(node.children, context, pass, span_index, refill, needed);
       } else if ((!needed || (*needed)[static_cast<size_t>(node.op)]) &&
                  !(pass == Pass::Replay && op(node.op).effects)) {
         run_forward(node.op, context, pass, span_index, refill);
       }
-      if (recording) drop_hooked(nodes, node, context);
+      if (options_.backward) drop_hooked(nodes, node, context);
     }
   }
 
-  // After the node that contains a hook's producer has run: the hooked spans' outputs go.
+  // After the node that contains a hook's producer has run: the hooked spans' outputs go, also
+  // where the level runs inside a span that does not record.
   void drop_hooked(const std::vector<Node>& level, const Node& node, const Context& context) {
     for (const Node& n : level) {
       if (!hooked_at(n, node)) continue;
       for (TensorId t : span_outputs(list_, span(n.span))) {
+        if (!made_since(start_, t)) continue;
         BufferId id = bound(context, t);
+        int last = buffer(id).last;
+        for (const model::Hold& h : list_.holds)
+          if (h.kind == model::HoldKind::Frame && same_storage(id, h.tensor)) last = std::max(last, frame_end(h));
+        if (!span(n.span).holds) drops_.push_back({id, n.span, last});
         buffer(id).drop = now() - 1;
       }
     }
+  }
+
+  // A dropped buffer that nobody referred to at the hook had gone after its last use.
+  struct Drop {
+    BufferId buffer;
+    int span, last;
+  };
+
+  struct Pinned {
+    BufferId buffer;
+    int op;
+  };
+
+  bool referred_to(const Drop& d) const {
+    const Span& s = span(d.span);
+    const Buffer& b = out_.buffers[static_cast<size_t>(d.buffer)];
+    for (const model::Hold& h : list_.holds) { // frames are in d.last
+      const bool holds = h.kind == model::HoldKind::NextForward ||
+                         (h.kind == model::HoldKind::Caller && b.generation == 0);
+      if (holds && same_storage(d.buffer, h.tensor)) return true;
+    }
+    for (size_t e = static_cast<size_t>(b.drop) + 1; e < out_.events.size(); ++e) {
+      const Event& event = out_.events[e];
+      if (event.op >= s.first && event.op <= s.last) continue; // its own replay
+      for (std::uint32_t i = event.first_access; i < event.first_access + event.access_count; ++i)
+        if (out_.accesses[i].buffer == d.buffer && out_.accesses[i].mode == AccessMode::Read) return true;
+    }
+    return std::any_of(pinned_.begin(), pinned_.end(), [&](const Pinned& p) {
+      return p.buffer == d.buffer && (p.op < s.first || p.op > s.last);
+    });
   }
 
   bool hooked_at(const Node& candidate, const Node& at) const {
@@ -249,63 +368,80 @@ private:
   // --------------------------------------------------------------------------- backward ----
 
   void backward(const std::vector<Node>& nodes, Context& context) {
-    struct Replayed { // discard spans waiting for their backward
+    struct Waiting { // discard spans between their replay and their backward
       const Node* node;
-      int start;
-      Context inner;
+      Replayed replayed;
     };
-    std::vector<Replayed> replayed;
+    std::vector<Waiting> waiting;
     for (size_t i = nodes.size(); i-- > 0;) {
       const Node& node = nodes[i];
-      for (const Node& n : nodes) {
-        if (!hooked_at(n, node)) continue;
-        Context inner = context;
-        std::vector<BufferId> refill(list_.storages.size(), -1);
-        for (TensorId t : span_outputs(list_, span(n.span)))
-          refill[static_cast<size_t>(list_.tensor(t).storage)] = bound(context, t);
-        const int start = now();
-        replay(n, inner, &refill);
-        replayed.push_back({&n, start, std::move(inner)});
-      }
+      for (const Node& n : nodes)
+        if (hooked_at(n, node) && replays(span(n.span))) waiting.push_back({&n, replay(n, context)});
       if (node.span < 0) {
         run_backward(node.op, context);
+      } else if (!replays(span(node.span))) {
+        continue;
       } else if (span(node.span).kind == SpanKind::WholeBlock) {
-        Context inner = context;
-        const int start = now();
-        replay(node, inner, nullptr);
-        backward(node.children, inner);
-        hold_checkpoint(node, context, inner, start);
+        Replayed replayed = replay(node, context);
+        backward(node.children, replayed.inner);
+        hold_checkpoint(node, context, replayed);
       } else {
-        auto it = std::find_if(replayed.begin(), replayed.end(), [&](auto& r) { return r.node == &node; });
-        backward(node.children, it->inner);
-        hold_checkpoint(node, context, it->inner, it->start);
+        auto it = std::find_if(waiting.begin(), waiting.end(), [&](auto& w) { return w.node == &node; });
+        backward(node.children, it->replayed.inner);
+        hold_checkpoint(node, context, it->replayed);
       }
     }
   }
 
-  void replay(const Node& node, Context& inner, const std::vector<BufferId>* refill) {
+  // A replay: events [start, end), what its ops are bound to, the output gradients that had arrived.
+  struct Replayed {
+    Context inner;
+    int start = 0, end = 0;
+    std::vector<BufferId> incoming = {};
+    std::vector<TensorId> outputs = {}; // made again
+  };
+
+  Replayed replay(const Node& node, const Context& context) {
     const Span& s = span(node.span);
-    if (s.extent == ReplayExtent::All) return forward(node.children, inner, Pass::Replay, node.span, true, refill);
-    std::vector<char> needed = needed_ops(s);
-    forward(node.children, inner, Pass::Replay, node.span, true, refill, &needed);
+    Replayed r{context, now()};
+    const std::vector<TensorId> outputs = span_outputs(list_, s);
+    std::vector<BufferId> refill(list_.storages.size(), -1);
+    for (TensorId t : outputs) {
+      if (s.kind == SpanKind::DiscardOutput) refill[static_cast<size_t>(list_.tensor(t).storage)] = bound(context, t);
+      else if (has_gradient(t)) r.incoming.push_back(gradient_[root(t)]);
+    }
+    std::vector<char> needed;
+    if (s.extent == ReplayExtent::Needed) needed = needed_ops(s);
+    forward(node.children, r.inner, Pass::Replay, node.span, &refill, needed.empty() ? nullptr : &needed);
+    r.end = now();
+    for (TensorId t : outputs)
+      if (made_since(r.start, t)) r.outputs.push_back(t);
+    return r;
   }
 
-  // Ops of the span whose outputs a backward step, an outside reader of a discarded output, or
-  // another needed op of the span reads.
+  // Ops of the span that make what the backward of its ops keeps, what outside backward steps read
+  // of a discarded output, or what another needed op reads. An inner span that replays everything
+  // runs whole wherever it runs.
   std::vector<char> needed_ops(const Span& s) const {
-    std::vector<char> needed(list_.ops.size(), 0), storage(list_.storages.size(), 0);
-    auto want = [&](TensorId t) { storage[static_cast<size_t>(list_.tensor(t).storage)] = 1; };
-    for (int i = s.first; i <= s.last; ++i) {
-      for (const Step& step : op(i).steps)
-        if (exists_ever(op(i), step)) std::for_each(step.reads.begin(), step.reads.end(), want);
-      for (const model::Pin& p : op(i).pins) want(p.tensor);
-    }
+    std::vector<char> needed(list_.ops.size(), 0), wanted(list_.tensors.size(), 0);
+    auto want = [&](TensorId t) { // a view that no op introduces is another name of its base
+      for (; t >= 0; t = list_.tensor(t).base) {
+        wanted[static_cast<size_t>(t)] = 1;
+        const int base = list_.tensor(t).base;
+        if (base < 0 || makers_[static_cast<size_t>(t)] != makers_[static_cast<size_t>(base)]) break;
+      }
+    };
+    for (int i = s.first; i <= s.last; ++i) for_each_saved(i, want);
     if (s.kind == SpanKind::DiscardOutput)
-      for (TensorId t : span_outputs(list_, s)) want(t);
+      for (TensorId t : span_outputs(list_, s))
+        if (saved_outside(s, t)) want(t);
     for (int i = s.last; i >= s.first; --i) {
+      const bool whole = std::any_of(spans_.begin(), spans_.end(), [&](const Span& inner) {
+        return &inner != &s && inner.extent == ReplayExtent::All && inner.first >= s.first && inner.last <= s.last &&
+               i >= inner.first && i <= inner.last && (inner.first != s.first || inner.last != s.last || &inner > &s);
+      });
       const Op& o = op(i);
-      if (std::any_of(o.outputs.begin(), o.outputs.end(),
-                      [&](TensorId t) { return storage[static_cast<size_t>(list_.tensor(t).storage)]; })) {
+      if (whole || std::any_of(o.outputs.begin(), o.outputs.end(), [&](TensorId t) { return wanted[static_cast<size_t>(t)]; })) {
         needed[static_cast<size_t>(i)] = 1;
         std::for_each(o.inputs.begin(), o.inputs.end(), want);
       }
@@ -313,43 +449,32 @@ private:
     return needed;
   }
 
-  void hold_checkpoint(const Node& node, const Context& outer, const Context& inner, int start) {
+  // What a checkpoint object refers to lives until the span's backward has ended.
+  void hold_checkpoint(const Node& node, const Context& outer, const Replayed& r) {
     const Span& s = span(node.span);
     if (!s.holds) return;
     const int end = now() - 1;
     auto hold = [&](BufferId id) {
       if (id >= 0) touch(id, end);
     };
-    if (s.kind == SpanKind::DiscardOutput) { // arguments, outputs and internals
-      for (TensorId t : span_arguments(list_, s)) hold(bound(outer, t));
-      for (BufferId id : inner.bound)
-        if (id >= 0 && (buffer(id).alloc >= start || buffer(id).refill >= start)) hold(id);
-      return;
+    for (BufferId id : r.incoming) hold(id);
+    for (TensorId t : r.outputs) hold(bound(r.inner, t));
+    if (s.kind == SpanKind::WholeBlock) return;
+    for (TensorId t : span_outputs(list_, s))
+      if (BufferId id = bound(outer, t); id >= 0 && buffer(id).drop >= 0) hold(id);
+    for (TensorId t : span_arguments(list_, s)) hold(bound(outer, t));
+    for (BufferId id : r.inner.bound) { // internals that the replay saved for its backward
+      if (id < 0 || buffer(id).last < r.end) continue;
+      const Buffer& b = buffer(id);
+      if ((b.alloc >= r.start && b.alloc < r.end) || (b.refill >= r.start && b.refill < r.end)) hold(id);
     }
-    for (TensorId t : span_outputs(list_, s)) { // new outputs and output gradients
-      hold(bound(inner, t));
-      if (has_gradient(t)) hold(gradient_[root(t)]);
-    }
-  }
-
-  // A step exists when somebody needs what it writes; decided before gradients flow.
-  bool exists_ever(const Op& o, const Step& s) const {
-    for (int p : s.param_grads)
-      if (o.params[static_cast<size_t>(p)].trainable) return true;
-    return std::any_of(s.grad_writes.begin(), s.grad_writes.end(),
-                       [&](TensorId t) { return required_[static_cast<size_t>(t)]; });
-  }
-
-  bool exists_now(const Op& o, const Step& s) const {
-    return exists_ever(o, s) && (s.grad_reads.empty() || std::any_of(s.grad_reads.begin(), s.grad_reads.end(),
-                                                                     [&](TensorId t) { return has_gradient(t); }));
   }
 
   void run_backward(int index, Context& context) {
     const Op& o = op(index);
     for (size_t i = 0; i < o.steps.size(); ++i) {
       const Step& s = o.steps[i];
-      if (!exists_now(o, s)) continue;
+      if (!runs(index, i)) continue;
       begin(index, static_cast<int>(i), Pass::Backward, -1);
       const int event = now() - 1;
       for (TensorId t : s.reads) access(require(context, t, event), t, AccessMode::Read, false);
@@ -357,11 +482,9 @@ private:
         if (has_gradient(t)) access(gradient_[root(t)], t, AccessMode::Read, true);
       for (TensorId t : s.grad_writes) {
         if (!required_[static_cast<size_t>(t)]) continue;
-        const bool first = !written_[static_cast<size_t>(t)];
-        if (list_.tensor(t).gradient == model::GradientStorage::Overwrite) gradient_[root(t)] = require(context, t, event);
+        if (overwritten(t)) gradient_[root(t)] = require(context, t, event);
         BufferId id = gradient_of(t, event);
-        written_[static_cast<size_t>(t)] = true;
-        access(id, t, first ? AccessMode::Write : AccessMode::Accumulate, true);
+        access(id, t, contributes(id, t) ? AccessMode::Accumulate : AccessMode::Write, true);
       }
     }
     for (const Op::GradAlias& a : o.grad_aliases) {
@@ -371,21 +494,49 @@ private:
                     fmt::format("op list '{}', {}: d:{} already has contributions and cannot alias d:{}", list_.name,
                                 o.name, list_.tensor(a.input).name, list_.tensor(a.output).name));
       gradient_[root(a.input)] = gradient_[root(a.output)];
-      written_[static_cast<size_t>(a.input)] = true;
+      written_[gradient_[root(a.output)]].push_back(a.input);
     }
     // Pins live until the op's last backward step has run.
-    for (const model::Pin& p : o.pins)
-      if (BufferId id = bound(context, p.tensor); id >= 0 && !out_.events.empty()) touch(id, now() - 1);
+    if (runs(index))
+      for (const model::Pin& p : o.pins)
+        if (BufferId id = bound(context, p.tensor); id >= 0) {
+          touch(id, now() - 1);
+          pinned_.push_back({id, index});
+        }
+  }
+
+  // Whether part of d:t already has a value; from now on it has.
+  bool contributes(BufferId id, TensorId t) {
+    std::vector<TensorId>& written = written_[id];
+    const bool before = std::any_of(written.begin(), written.end(), [&](TensorId w) { return overlap(w, t); });
+    written.push_back(t);
+    return before;
+  }
+
+  bool overlap(TensorId x, TensorId y) const {
+    const model::Tensor &a = list_.tensor(x), &b = list_.tensor(y);
+    if (a.row_stride == b.row_stride && a.row_stride > 0) { // columns of the same rows
+      const std::int64_t first = a.offset % a.row_stride, second = b.offset % b.row_stride;
+      return first < second + b.cols() && second < first + a.cols();
+    }
+    auto end = [](const model::Tensor& t) { return t.offset + (t.rows() - 1) * t.row_stride + t.cols(); };
+    return a.offset < end(b) && b.offset < end(a);
   }
 
   // --------------------------------------------------------------------------- lifetimes ----
 
   void finish() {
+    for (const Drop& d : drops_)
+      if (!referred_to(d)) buffer(d.buffer).drop = d.last;
+    // The unit hands its output and d:input over when its passes end.
+    if (out_.output >= 0) touch(out_.output, out_.forward_end - 1);
+    if (out_.input_gradient >= 0) touch(out_.input_gradient, now() - 1);
+    const int end = options_.backward ? std::max(now() - 1, out_.forward_end) : now() - 1;
     for (const model::Hold& h : list_.holds)
       if (h.kind == model::HoldKind::Caller)
-        for (Buffer& b : out_.buffers)
-          if (!b.gradient && b.generation == 0 && list_.tensor(b.tensor).storage == list_.tensor(h.tensor).storage)
-            b.last = std::max(b.last, now() - 1);
+        for (size_t i = 0; i < out_.buffers.size(); ++i)
+          if (same_storage(static_cast<BufferId>(i), h.tensor) && out_.buffers[i].generation == 0)
+            touch(static_cast<BufferId>(i), end);
     for (Buffer& b : out_.buffers) {
       if (b.gradient || b.category != Category::Activations) continue;
       const bool boundary = &b - out_.buffers.data() == out_.input || &b - out_.buffers.data() == out_.output;
@@ -398,11 +549,17 @@ private:
   const std::vector<Span>& spans_;
   const model::Provider& provider_;
   const TraceOptions& options_;
+  std::vector<int> makers_;            // op index that made each tensor
   UnitTrace out_;
   std::vector<int> generations_;       // per storage: the next generation
   std::vector<BufferId> gradient_;     // per gradient root
-  std::vector<bool> written_;          // per tensor: d:t has a value
+  std::map<BufferId, std::vector<TensorId>> written_; // tensors whose d: has a value, by buffer
   std::vector<bool> required_;
+  std::vector<std::vector<char>> runs_; // per op and step
+  std::vector<bool> aliases_;           // per op: a gradient passes through it under another name
+  std::vector<Drop> drops_;             // of spans that hold nothing
+  std::vector<Pinned> pinned_;
+  int start_ = 0;                       // first event of the latest forward run
   std::vector<std::vector<Bytes>> scratch_;
 };
 
