@@ -17,8 +17,9 @@ double scale_of(const AttentionShape& s) {
 
 void check(const AttentionShape& s, const AttentionRows& rows, int64 queries, int64 keys) {
   if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0)
-    throw Error(ErrorCode::Config, "attention with " + std::to_string(s.heads) + " heads and " +
-                                       std::to_string(s.kv_heads) + " key/value heads",
+    throw Error(ErrorCode::Config,
+                "attention with " + std::to_string(s.heads) + " heads and " +
+                    std::to_string(s.kv_heads) + " key/value heads",
                 "heads are a positive multiple of key/value heads");
   check_sequences(rows.queries, queries);
   check_sequences(rows.keys, keys);
@@ -137,8 +138,8 @@ void attention_backward(const AttentionShape& shape, const AttentionRows& rows,
                            Write::Overwrite); // dP
           for (int64 i = 0; i < b.rows; ++i) {
             const int64 visible = b.visible[at(i)];
-            const A l = g.lse ? static_cast<A>(g.lse.get(b.row + i, h))
-                              : log_sum_exp(p.row(i), visible);
+            const A l =
+                g.lse ? static_cast<A>(g.lse.get(b.row + i, h)) : log_sum_exp(p.row(i), visible);
             probabilities(p.row(i), visible, b.keys, l);
             A delta = 0;
             for (int64 j = 0; j < d; ++j) delta += up(d_o(i, j)) * up(o(i, j));
@@ -165,7 +166,8 @@ void attention_backward(const AttentionShape& shape, const AttentionRows& rows,
 }
 
 template <class T>
-void rope(const Rope& r, Sequences sequences, std::span<const int64> positions, In<T> x, Grad<T> y) {
+void rope(const Rope& r, Sequences sequences, std::span<const int64> positions, In<T> x,
+          Grad<T> y) {
   using A = Acc<T>;
   expect(r.head_dim > 0 && x.cols % r.head_dim == 0 && r.rotary % 2 == 0 && r.rotary <= r.head_dim,
          "rotary width is even and at most the head width, heads fill the columns");

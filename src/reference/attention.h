@@ -4,8 +4,8 @@
 #include "reference/sequences.h"
 #include "reference/view.h"
 
-// Causal grouped-query attention and rotary embedding. The q/k norm is rms_norm_* over heads (or over
-// the whole vector), the output gate is sigmoid_gate_* of mlp.h.
+// Causal grouped-query attention and rotary embedding. The q/k norm is rms_norm_* over heads (or
+// over the whole vector), the output gate is sigmoid_gate_* of mlp.h.
 namespace gdn::reference {
 
 struct AttentionShape {
@@ -20,8 +20,8 @@ struct AttentionRows {
   std::span<const int64> positions = {};
 };
 
-// q, o [queries, heads * d]; k, v [keys, kv_heads * d]; lse [queries, heads], natural logarithm of the
-// sum of exponentials of the scaled scores. Query head h reads kv head h / (heads / kv_heads).
+// q, o [queries, heads * d]; k, v [keys, kv_heads * d]; lse [queries, heads], natural logarithm of
+// the sum of exponentials of the scaled scores. Query head h reads kv head h / (heads / kv_heads).
 template <class T>
 void attention_forward(const AttentionShape& shape, const AttentionRows& rows, In<T> q, In<T> k,
                        In<T> v, Out<T> o, Values lse);

@@ -11,16 +11,13 @@ namespace {
 template <class A> Matrix<A> transpose(const Matrix<A>& m) { return m.transpose(); }
 
 // out += factor * a b. Transposed operands are copied, so that Eigen's product is compiled once.
-template <class A>
-void add_nn(A factor, const Matrix<A>& a, const Matrix<A>& b, Matrix<A>& out) {
+template <class A> void add_nn(A factor, const Matrix<A>& a, const Matrix<A>& b, Matrix<A>& out) {
   tile_product(a.rows(), b.cols(), a.cols(), factor, a.data(), b.data(), out.data());
 }
-template <class A>
-void add_nt(A factor, const Matrix<A>& a, const Matrix<A>& b, Matrix<A>& out) {
+template <class A> void add_nt(A factor, const Matrix<A>& a, const Matrix<A>& b, Matrix<A>& out) {
   add_nn(factor, a, transpose(b), out);
 }
-template <class A>
-void add_tn(A factor, const Matrix<A>& a, const Matrix<A>& b, Matrix<A>& out) {
+template <class A> void add_tn(A factor, const Matrix<A>& a, const Matrix<A>& b, Matrix<A>& out) {
   add_nn(factor, transpose(a), b, out);
 }
 template <class A> Matrix<A> nn(const Matrix<A>& a, const Matrix<A>& b) {
@@ -141,8 +138,8 @@ void ChunkGradients<A>::compute(const ChunkKeys<A>& keys, const ChunkGates<A>& g
   const Matrix<A> fed = rows_times(gates.tail, nn(k, d_state)); // Delta K dS1
   Matrix<A> du = fed;
   add_tn(scale, times(qk, lambda), d_o, du);
-  const Matrix<A> e = tn(t, du); // before beta: dividing dR by beta would fail for beta -> 0
-  dv = rows_times(gates.beta, e);   // dR = dV
+  const Matrix<A> e = tn(t, du);  // before beta: dividing dR by beta would fail for beta -> 0
+  dv = rows_times(gates.beta, e); // dR = dV
 
   // Gradients of M (negated) and of the raw products Q K^T and K K^T.
   const Matrix<A> minus_dm = nt(e, u);

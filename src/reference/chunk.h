@@ -3,13 +3,12 @@
 
 // The mathematics of one chunk of 64 tokens and one value head, on matrices in the arithmetic type.
 // Symbols: Lambda_ij = exp(gamma_i - gamma_j) for i >= j; Gamma = diag(exp gamma_i); Delta =
-// diag(exp(gamma_C - gamma_i)); B = diag(beta). A chunk shorter than 64 is padded with rows q = k = v =
-// do = 0, beta = 0, gamma = gamma of its last row: such rows change nothing, and every chunk has the
-// same shape, so a token's result does not depend on what follows it.
+// diag(exp(gamma_C - gamma_i)); B = diag(beta). A chunk shorter than 64 is padded with rows q = k =
+// v = do = 0, beta = 0, gamma = gamma of its last row: such rows change nothing, and every chunk
+// has the same shape, so a token's result does not depend on what follows it.
 namespace gdn::reference {
 
-template <class A>
-using Matrix = Eigen::Matrix<A, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+template <class A> using Matrix = Eigen::Matrix<A, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 template <class A> using Column = Eigen::Matrix<A, kChunk, 1>;
 
 // Shared by the value heads of one key head.
@@ -21,11 +20,11 @@ template <class A> struct ChunkKeys {
 
 template <class A> struct ChunkGates {
   Column<A> gamma, beta;
-  Column<A> decay;      // exp gamma_i
-  Column<A> tail;       // exp(gamma_C - gamma_i)
-  A total = 1;          // exp gamma_C
-  Matrix<A> lambda;     // [64, 64], zero above the diagonal
-  void exponentiate();  // everything else from gamma: differences first, then masked, then exp
+  Column<A> decay;     // exp gamma_i
+  Column<A> tail;      // exp(gamma_C - gamma_i)
+  A total = 1;         // exp gamma_C
+  Matrix<A> lambda;    // [64, 64], zero above the diagonal
+  void exponentiate(); // everything else from gamma: differences first, then masked, then exp
 };
 
 // T_raw = (I + stril(B K K^T))^-1, unit lower triangular. Gate-free: no exponential enters. Block
@@ -35,10 +34,10 @@ void gate_free_inverse(const ChunkKeys<A>& keys, const Column<A>& beta, Matrix<A
 
 // U, and what both passes derive on the way.
 template <class A> struct ChunkUpdate {
-  Matrix<A> t;       // Lambda * T_raw
-  Matrix<A> read;    // Gamma K S0
-  Matrix<A> r;       // V - Gamma K S0
-  Matrix<A> u;       // T B R
+  Matrix<A> t;    // Lambda * T_raw
+  Matrix<A> read; // Gamma K S0
+  Matrix<A> r;    // V - Gamma K S0
+  Matrix<A> u;    // T B R
   void compute(const ChunkKeys<A>& keys, const ChunkGates<A>& gates, const Matrix<A>& t_raw,
                const Matrix<A>& v, const Matrix<A>& s0);
 };

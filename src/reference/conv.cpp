@@ -150,8 +150,8 @@ void conv_step(Activation activation, In<T> x, ConstValues weight, ConstValues b
   template void conv_backward<T>(Activation, Sequences, In<T>, ConstValues, ConstValues, In<T>,    \
                                  Grad<T>, Values, Values);                                         \
   template void conv_state_from<T>(Sequences, In<T>, std::span<const int64>, Out<T>);              \
-  template void conv_step<T>(Activation, In<T>, ConstValues, ConstValues,                          \
-                             std::span<const int64>, Out<T>, Out<T>);
+  template void conv_step<T>(Activation, In<T>, ConstValues, ConstValues, std::span<const int64>,  \
+                             Out<T>, Out<T>);
 GDN_CONV(bf16)
 GDN_CONV(float)
 GDN_CONV(double)

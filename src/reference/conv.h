@@ -8,7 +8,8 @@ namespace gdn::reference {
 
 enum class Activation { None, Silu };
 
-// x [tokens, channels], weight [channels, taps], bias [1, channels] or absent -> y [tokens, channels].
+// x [tokens, channels], weight [channels, taps], bias [1, channels] or absent -> y [tokens,
+// channels].
 template <class T>
 void conv_forward(Activation activation, Sequences sequences, In<T> x, ConstValues weight,
                   ConstValues bias, Out<T> y);

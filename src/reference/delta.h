@@ -10,7 +10,8 @@
 //
 //   S' = Diag(e^g) S      u = y - S'^T e      S <- S' + k u^T      o = s S^T q
 //
-// with erase vector e and written value y: e = beta k, y = beta v (GDN), e = b * k, y = w * v (GDN2).
+// with erase vector e and written value y: e = beta k, y = beta v (GDN), e = b * k, y = w * v
+// (GDN2).
 namespace gdn::reference {
 
 template <class A> struct DeltaToken {
@@ -45,8 +46,9 @@ template <class A> struct DeltaGrads {
       : dq(at(key_dim)), dk(at(key_dim)), de(at(key_dim)), dy(at(value_dim)), dg(at(key_dim)) {}
 };
 
-// `before` is the state that the token found; d_state goes in as the gradient of the state it left and
-// comes out as that of `before`. dg is taken with the decayed state on both sides, without a division.
+// `before` is the state that the token found; d_state goes in as the gradient of the state it left
+// and comes out as that of `before`. dg is taken with the decayed state on both sides, without a
+// division.
 template <class A>
 void delta_step_backward(const DeltaToken<A>& t, A scale, const A* before, const A* d_o, A* d_state,
                          DeltaGrads<A>& grads) {
@@ -86,8 +88,9 @@ void delta_step_backward(const DeltaToken<A>& t, A scale, const A* before, const
 }
 
 // Runs tokens first .. end - 1 backwards. States are rebuilt from one kept every kChunk tokens.
-// token(t) gives a DeltaToken (valid until the next call), d_o(t) a row [dv], sink(t, grads) takes the
-// gradients of a token right after token(t) was called. state is S_init, d_state dS_final -> dS_init.
+// token(t) gives a DeltaToken (valid until the next call), d_o(t) a row [dv], sink(t, grads) takes
+// the gradients of a token right after token(t) was called. state is S_init, d_state dS_final ->
+// dS_init.
 template <class A, class Token, class DO, class Sink>
 void delta_backward(int64 first, int64 end, int64 key_dim, int64 value_dim, A scale,
                     std::vector<A> state, A* d_state, Token token, DO d_o, Sink sink) {
@@ -132,7 +135,8 @@ void put_state(const std::vector<A>& s, const Mat<A>& states, int64 index, int64
     std::copy_n(s.data() + c * dv, dv, states.row(index * dk + c));
 }
 
-// A token of the gated delta rule, loaded into the arithmetic type; q and k normalised if asked for.
+// A token of the gated delta rule, loaded into the arithmetic type; q and k normalised if asked
+// for.
 template <class A> class GdnToken {
 public:
   explicit GdnToken(const RuleShape& s)
@@ -160,8 +164,10 @@ public:
 
 private:
   template <class T> void load_key(const T* from, A* to, A& rstd) {
-    if (shape.l2norm) rstd = l2_normalise<T>(from, shape.key_dim, shape.l2_eps, to);
-    else load_row(from, shape.key_dim, to);
+    if (shape.l2norm)
+      rstd = l2_normalise<T>(from, shape.key_dim, shape.l2_eps, to);
+    else
+      load_row(from, shape.key_dim, to);
   }
 };
 

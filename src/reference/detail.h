@@ -55,9 +55,9 @@ template <class V>
 inline void expect_shape(const V& view, int64 rows, int64 cols, const char* name) {
   if (!view || (view.rows == rows && view.cols == cols)) return;
   throw Error(ErrorCode::Internal, std::string("reference op: ") + name + " is [" +
-                                       std::to_string(view.rows) + ", " + std::to_string(view.cols) +
-                                       "], expected [" + std::to_string(rows) + ", " +
-                                       std::to_string(cols) + "]");
+                                       std::to_string(view.rows) + ", " +
+                                       std::to_string(view.cols) + "], expected [" +
+                                       std::to_string(rows) + ", " + std::to_string(cols) + "]");
 }
 template <class T>
 inline void expect_shape(const Grad<T>& g, int64 rows, int64 cols, const char* name) {

@@ -5,7 +5,8 @@
 namespace gdn::reference {
 
 template <class T>
-void embedding_forward(std::span<const int64> ids, In<T> table, Out<T> y, int64 first, int64 vocab) {
+void embedding_forward(std::span<const int64> ids, In<T> table, Out<T> y, int64 first,
+                       int64 vocab) {
   expect_shape(y, static_cast<int64>(ids.size()), table.cols, "embedded tokens");
   const int64 limit = vocab ? vocab : first + table.rows;
   for (int64 t = 0; t < y.rows; ++t) {

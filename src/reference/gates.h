@@ -12,8 +12,8 @@ double sigmoid(double x);
 struct GatesBackward {
   ConstValues alpha, b, a_log, dt_bias;
   ConstValues dg, dbeta;
-  ValuesGrad dalpha, db;    // [tokens, heads]
-  Values da_log, ddt_bias;  // [1, heads], accumulate
+  ValuesGrad dalpha, db;   // [tokens, heads]
+  Values da_log, ddt_bias; // [1, heads], accumulate
 };
 void gates_forward(ConstValues alpha, ConstValues b, ConstValues a_log, ConstValues dt_bias,
                    bool double_beta, Values g, Values beta);

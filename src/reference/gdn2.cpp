@@ -35,8 +35,10 @@ public:
 
 private:
   template <class T> void load_key(const T* from, A* to, A& rstd) {
-    if (shape.l2norm) rstd = l2_normalise<T>(from, shape.key_dim, shape.l2_eps, to);
-    else load_row(from, shape.key_dim, to);
+    if (shape.l2norm)
+      rstd = l2_normalise<T>(from, shape.key_dim, shape.l2_eps, to);
+    else
+      load_row(from, shape.key_dim, to);
   }
 };
 

@@ -3,10 +3,11 @@
 
 // GDN2, the delta rule with channel-wise gates (Megatron-LM, core/ssm/gated_delta_net/gdn2.py):
 //
-//   S_t = (I - k_t (b_t * k_t)^T) Diag(e^{g_t}) S_{t-1} + k_t (w_t * v_t)^T        o_t = s S_t^T q_t
+//   S_t = (I - k_t (b_t * k_t)^T) Diag(e^{g_t}) S_{t-1} + k_t (w_t * v_t)^T        o_t = s S_t^T
+//   q_t
 //
-// g and the erase gate b act on key channels, the write gate w on value channels. b = w = beta and a
-// g constant over the channels give the gated delta rule.
+// g and the erase gate b act on key channels, the write gate w on value channels. b = w = beta and
+// a g constant over the channels give the gated delta rule.
 namespace gdn::reference {
 
 template <class T> struct Gdn2Forward {
@@ -17,8 +18,8 @@ template <class T> struct Gdn2Forward {
   Mat<const T> w;                  // [tokens, value_heads * dv]
   Mat<const Acc<T>> initial_state; // [sequences * value_heads * dk, dv], absent: zero
   Mat<T> o;
-  Mat<Acc<T>> final_state;         // optional
-  Values g_cum;                    // optional, [tokens, value_heads * dk], sums inside chunks of 64
+  Mat<Acc<T>> final_state; // optional
+  Values g_cum;            // optional, [tokens, value_heads * dk], sums inside chunks of 64
 };
 
 template <class T> struct Gdn2Backward {

@@ -6,7 +6,8 @@
 // One row of the L2 norm, shared by the op of its own and by the rule that normalises inside.
 namespace gdn::reference {
 
-// to = x rstd, rounded to the storage type T (so that both places give the same bits); returns rstd.
+// to = x rstd, rounded to the storage type T (so that both places give the same bits); returns
+// rstd.
 template <class T> Acc<T> l2_normalise(const T* x, int64 n, double eps, Acc<T>* to) {
   using A = Acc<T>;
   A sum = 0;

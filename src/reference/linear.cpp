@@ -4,8 +4,7 @@
 
 namespace gdn::reference {
 
-template <class T, class O>
-void linear_forward(In<T> x, In<T> w, ConstValues bias, Out<O> y) {
+template <class T, class O> void linear_forward(In<T> x, In<T> w, ConstValues bias, Out<O> y) {
   expect_shape(w, y.cols, x.cols, "weight of a linear");
   expect_shape(y, x.rows, w.rows, "output of a linear");
   expect_shape(bias, 1, w.rows, "bias of a linear");
@@ -44,8 +43,7 @@ template <class Op> void for_each_group(Sequences groups, int64 rows, Op op) {
 }
 } // namespace
 
-template <class T>
-void grouped_linear_forward(In<T> x, In<T> w, Sequences groups, Out<T> y) {
+template <class T> void grouped_linear_forward(In<T> x, In<T> w, Sequences groups, Out<T> y) {
   expect_shape(y, x.rows, y.cols, "output of a grouped linear");
   expect_shape(w, sequence_count(groups) * y.cols, x.cols, "weight of a grouped linear");
   for_each_group(groups, x.rows, [&](int64 e, int64 first, int64 n) {
@@ -64,8 +62,7 @@ template <class T> void grouped_linear_dgrad(In<T> dy, In<T> w, Sequences groups
   zero_rows_of(dx, groups.back());
 }
 
-template <class T>
-void grouped_linear_wgrad(In<T> dy, In<T> x, Sequences groups, Out<Acc<T>> dw) {
+template <class T> void grouped_linear_wgrad(In<T> dy, In<T> x, Sequences groups, Out<Acc<T>> dw) {
   expect_shape(dw, sequence_count(groups) * dy.cols, x.cols, "weight gradient of a grouped linear");
   for_each_group(groups, dy.rows, [&](int64 e, int64 first, int64 n) {
     linear_wgrad<T>(dy.row_range(first, n), x.row_range(first, n),

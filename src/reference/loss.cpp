@@ -44,8 +44,7 @@ void gradient_row(const T* x, int64 n, int64 label, double lse, double scale, T*
 } // namespace
 
 int64 count_valid(std::span<const int64> labels) {
-  return static_cast<int64>(labels.size()) -
-         std::count(labels.begin(), labels.end(), kIgnoreLabel);
+  return static_cast<int64>(labels.size()) - std::count(labels.begin(), labels.end(), kIgnoreLabel);
 }
 
 template <class T>
@@ -71,8 +70,8 @@ void cross_entropy_backward(In<T> logits, std::span<const int64> labels, ConstVa
   expect_shape(lse, logits.rows, 1, "log sum exp");
   expect_shape(dlogits, logits.rows, logits.cols, "logit gradient");
   for (int64 t = 0; t < logits.rows; ++t)
-    gradient_row(logits.row(t), logits.cols, labels[at(t)], lse.get(t, 0), scale,
-                 dlogits.to.row(t), dlogits.write);
+    gradient_row(logits.row(t), logits.cols, labels[at(t)], lse.get(t, 0), scale, dlogits.to.row(t),
+                 dlogits.write);
 }
 
 template <class T>
@@ -108,7 +107,8 @@ LossSum cross_entropy_fused(Out<T> logits, std::span<const int64> labels, double
   for (int64 t = 0; t < logits.rows; ++t) {
     double lse = 0;
     const Mat<T> row = logits.row_range(t, 1);
-    const LossSum one = cross_entropy_forward<T>(row, labels.subspan(at(t), 1), vector_view(&lse, 1));
+    const LossSum one =
+        cross_entropy_forward<T>(row, labels.subspan(at(t), 1), vector_view(&lse, 1));
     cross_entropy_backward<T>(row, labels.subspan(at(t), 1), vector_view(&lse, 1), scale,
                               Grad<T>(row));
     loss.sum += one.sum;
@@ -127,7 +127,8 @@ template <class T> LossSum cross_entropy_chunked(const ChunkedLoss<T>& p) {
     const Mat<const T> hidden = p.hidden.row_range(first, n);
     const Mat<T> logits = p.scratch.row_range(0, n);
     linear_forward<T>(hidden, p.weight, {}, logits);
-    const LossSum part = cross_entropy_fused<T>(logits, p.labels.subspan(at(first), at(n)), p.scale);
+    const LossSum part =
+        cross_entropy_fused<T>(logits, p.labels.subspan(at(first), at(n)), p.scale);
     loss.sum += part.sum;
     loss.valid += part.valid;
     if (p.dhidden)

@@ -16,8 +16,7 @@ template <class T> void silu_backward(In<T> x, In<T> dy, Grad<T> dx);
 
 // y = x * silu(z) and y = x * sigmoid(gate), elementwise.
 template <class T> void silu_gate_forward(In<T> x, In<T> z, Out<T> y);
-template <class T>
-void silu_gate_backward(In<T> x, In<T> z, In<T> dy, Grad<T> dx, Grad<T> dz);
+template <class T> void silu_gate_backward(In<T> x, In<T> z, In<T> dy, Grad<T> dx, Grad<T> dz);
 template <class T> void sigmoid_gate_forward(In<T> x, In<T> gate, Out<T> y);
 template <class T>
 void sigmoid_gate_backward(In<T> x, In<T> gate, In<T> dy, Grad<T> dx, Grad<T> dgate);

@@ -44,15 +44,16 @@ void scores_backward(const Router& r, const std::vector<double>& logits,
 void check_router(const Router& r, ConstValues logits) {
   if (r.top_k < 1 || r.top_k > r.experts)
     throw Error(ErrorCode::Config, "top_k is " + std::to_string(r.top_k) + " with " +
-                                       std::to_string(r.experts) + " experts; 1 to experts is legal");
+                                       std::to_string(r.experts) +
+                                       " experts; 1 to experts is legal");
   expect_shape(logits, logits.rows, r.experts, "router logits");
 }
 
 // The chosen experts of one row, best first; equal logits by lowest index.
-void choose(const Router& r, int64 t, const std::vector<double>& logits, std::vector<int64>& order) {
+void choose(const Router& r, int64 t, const std::vector<double>& logits,
+            std::vector<int64>& order) {
   if (r.balanced) {
-    for (int64 j = 0; j < r.top_k; ++j)
-      order[at(j)] = (r.first_slot + t * r.top_k + j) % r.experts;
+    for (int64 j = 0; j < r.top_k; ++j) order[at(j)] = (r.first_slot + t * r.top_k + j) % r.experts;
     return;
   }
   std::iota(order.begin(), order.end(), int64{0});
@@ -70,7 +71,8 @@ double chosen_sum(const Router& r, const std::vector<double>& p, ConstValues ind
 
 } // namespace
 
-void route_forward(const Router& r, ConstValues logits, Values index, Values weight, Values scores) {
+void route_forward(const Router& r, ConstValues logits, Values index, Values weight,
+                   Values scores) {
   check_router(r, logits);
   expect_shape(index, logits.rows, r.top_k, "expert index");
   expect_shape(weight, logits.rows, r.top_k, "expert weight");

@@ -19,8 +19,8 @@ struct Router {
   int64 first_slot = 0;    // balanced only: first slot of this rank
 };
 
-// logits [n, experts] -> index [n, top_k] (Int32 or Int64; descending score, ties by lowest index) and
-// weight [n, top_k]. scores [n, experts] (softmax or sigmoid of the logits) is optional.
+// logits [n, experts] -> index [n, top_k] (Int32 or Int64; descending score, ties by lowest index)
+// and weight [n, top_k]. scores [n, experts] (softmax or sigmoid of the logits) is optional.
 void route_forward(const Router& r, ConstValues logits, Values index, Values weight, Values scores);
 // Gradient of the weights' path; index as chosen by the forward pass.
 void route_backward(const Router& r, ConstValues logits, ConstValues index, ConstValues dweight,
@@ -34,9 +34,9 @@ void slots_from_dense(ConstValues index, ConstValues probs, Values weight);
 // Slots per expert, [experts].
 std::vector<int64> expert_counts(int64 experts, ConstValues index);
 
-// Load balance: coef * E / (kappa n^2) * sum_e cnt_e sum_t p_te, with counts constant in the backward
-// pass. kappa = top_k in Megatron-LM (perfect balance gives coef), 1 in HF Transformers. n is the
-// number of tokens that the counts cover.
+// Load balance: coef * E / (kappa n^2) * sum_e cnt_e sum_t p_te, with counts constant in the
+// backward pass. kappa = top_k in Megatron-LM (perfect balance gives coef), 1 in HF Transformers. n
+// is the number of tokens that the counts cover.
 struct BalanceLoss {
   double coef = 0;
   double kappa = 1;

@@ -15,7 +15,8 @@ int64 group_of(const RmsNorm& norm, int64 cols) {
 }
 
 // The factor that multiplies the normalised value.
-template <class A> std::vector<A> effective_weight(const RmsNorm& norm, ConstValues weight, int64 n) {
+template <class A>
+std::vector<A> effective_weight(const RmsNorm& norm, ConstValues weight, int64 n) {
   expect_shape(weight, 1, n, "norm weight");
   auto w = load_all<A>(weight);
   if (norm.zero_centred)
@@ -118,8 +119,9 @@ void gated_norm_forward(const RmsNorm& norm, In<T> o, In<T> z, ConstValues weigh
 }
 
 template <class T>
-void gated_norm_backward(const RmsNorm& norm, In<T> o, In<T> z, ConstValues weight, ConstValues rstd,
-                         In<T> dy, Grad<T> d_o, Grad<T> dz, Values dweight, In<T> o_norm) {
+void gated_norm_backward(const RmsNorm& norm, In<T> o, In<T> z, ConstValues weight,
+                         ConstValues rstd, In<T> dy, Grad<T> d_o, Grad<T> dz, Values dweight,
+                         In<T> o_norm) {
   using A = Acc<T>;
   const int64 n = group_of(norm, o.cols), groups = o.cols / n;
   expect_shape(z, o.rows, o.cols, "gate of the gated norm");
@@ -138,7 +140,8 @@ void gated_norm_backward(const RmsNorm& norm, In<T> o, In<T> z, ConstValues weig
       load_row(&dy(i, h * n), n, e.data());
       load_row(&z(i, h * n), n, gate.data());
       const A r = rstd ? static_cast<A>(rstd.get(i, h)) : inverse_rms(row.data(), n, norm.eps);
-      if (o_norm) load_row(&o_norm(i, h * n), n, normed.data());
+      if (o_norm)
+        load_row(&o_norm(i, h * n), n, normed.data());
       else
         for (int64 j = 0; j < n; ++j) normed[at(j)] = row[at(j)] * (r * w[at(j)]);
       for (int64 j = 0; j < n; ++j) {

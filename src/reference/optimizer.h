@@ -12,8 +12,9 @@ struct AdamW {
   double grad_scale = 1; // multiplies the gradient (clipping, averaging)
 };
 
-// m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m^ / (sqrt(v^) + eps) + wd w). Then `param`, the
-// live copy in any dtype, is the rounded master; absent where the master is the parameter itself.
+// m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= lr (m^ / (sqrt(v^) + eps) + wd w). Then `param`,
+// the live copy in any dtype, is the rounded master; absent where the master is the parameter
+// itself.
 void adamw_step(const AdamW& a, std::span<const float> grad, std::span<float> master,
                 std::span<float> m, std::span<float> v, Values param);
 

@@ -15,8 +15,8 @@ struct Permutation {
   std::vector<int64> slot_of_row; // [rows]; -1: padding
   std::vector<int64> groups;      // [experts + 1], row ranges of the experts
 };
-// capacity 0: dropless, rows = n * top_k. Otherwise every expert owns `capacity` rows, later slots of
-// a full expert are dropped and unused rows are zeros.
+// capacity 0: dropless, rows = n * top_k. Otherwise every expert owns `capacity` rows, later slots
+// of a full expert are dropped and unused rows are zeros.
 Permutation sort_slots(int64 experts, ConstValues index, int64 capacity = 0);
 
 // The row map as a tensor [n, top_k] and back; the group ranges travel on their own.
@@ -28,7 +28,8 @@ template <class T> void gather_rows(In<T> x, std::span<const int64> source, Grad
 
 // Xp row pi(t, j) = x_t; dx_t = sum_j dXp_pi(t, j), in order of j.
 template <class T> void permute_forward(const Permutation& p, int64 top_k, In<T> x, Out<T> rows);
-template <class T> void permute_backward(const Permutation& p, int64 top_k, In<T> drows, Grad<T> dx);
+template <class T>
+void permute_backward(const Permutation& p, int64 top_k, In<T> drows, Grad<T> dx);
 // Weight of each row, [rows, 1], zero on padding; and its adjoint, [n, top_k].
 void permute_weights(const Permutation& p, ConstValues weight, Values row_weight);
 void unpermute_weights(const Permutation& p, ConstValues row_weight, ValuesGrad weight);

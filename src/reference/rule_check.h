@@ -10,7 +10,8 @@ void check_rule_shape(const RuleShape& shape); // throws Error{Config}
 template <class T> void check_rule_forward(const RuleShape& s, const RuleForward<T>& p) {
   check_rule_shape(s);
   const int64 n = p.v.rows;
-  expect(n == 0 || (p.q && p.k && p.v && p.g && p.beta && p.o), "the rule needs q, k, v, g, beta and o");
+  expect(n == 0 || (p.q && p.k && p.v && p.g && p.beta && p.o),
+         "the rule needs q, k, v, g, beta and o");
   expect_shape(p.q, n, s.key_heads * s.key_dim, "q");
   expect_shape(p.k, n, s.key_heads * s.key_dim, "k");
   expect_shape(p.v, n, s.value_heads * s.value_dim, "v");
@@ -34,8 +35,8 @@ void check_rule_states(const RuleShape& s, Sequences sequences, const Mat<T>& st
 template <class T> void check_rule_backward(const RuleShape& s, const RuleBackward<T>& p) {
   check_rule_shape(s);
   const int64 n = p.v.rows;
-  expect(n == 0 || ((p.q || p.q_norm) && (p.k || p.k_norm) && p.v && (p.g || p.g_cum) && p.beta &&
-                    p.d_o),
+  expect(n == 0 ||
+             ((p.q || p.q_norm) && (p.k || p.k_norm) && p.v && (p.g || p.g_cum) && p.beta && p.d_o),
          "the rule's backward needs q, k, v, g or g_cum, beta and the gradient of o");
   for (const auto& m : {p.q, p.k, p.q_norm, p.k_norm, Mat<const T>(p.dq.to), Mat<const T>(p.dk.to)})
     expect_shape(m, n, s.key_heads * s.key_dim, "q, k or a gradient of them");

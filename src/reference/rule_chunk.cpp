@@ -5,8 +5,8 @@
 #include "reference/l2row.h"
 #include "reference/rule_check.h"
 
-// Loads and stores around the chunk mathematics: loops over sequences, key heads, chunks and the value
-// heads of a key head, in this order; the backward pass takes the chunks from last to first.
+// Loads and stores around the chunk mathematics: loops over sequences, key heads, chunks and the
+// value heads of a key head, in this order; the backward pass takes the chunks from last to first.
 namespace gdn::reference {
 namespace {
 
@@ -97,8 +97,10 @@ private:
     A sum = 0;
     for (int64 i = 0; i < kChunk; ++i) {
       const bool valid = i < c.rows;
-      if (valid && b_ && b_->g_cum) sum = static_cast<A>(b_->g_cum.get(c.row + i, head));
-      else if (valid) sum += static_cast<A>(g.get(c.row + i, head));
+      if (valid && b_ && b_->g_cum)
+        sum = static_cast<A>(b_->g_cum.get(c.row + i, head));
+      else if (valid)
+        sum += static_cast<A>(g.get(c.row + i, head));
       gates_.gamma(i) = sum;
       gates_.beta(i) = valid ? static_cast<A>(beta.get(c.row + i, head)) : A(0);
     }
@@ -117,8 +119,7 @@ template <class T> void store_rows(const Matrix<Acc<T>>& from, const Mat<T>& to,
 // The copy of the running state that products read, rounded to the storage type as it is kept.
 template <class T> void round_state(const Matrix<Acc<T>>& state, Matrix<Acc<T>>& rounded) {
   rounded.resize(state.rows(), state.cols());
-  for (int64 i = 0; i < state.size(); ++i)
-    rounded.data()[i] = up(static_cast<T>(state.data()[i]));
+  for (int64 i = 0; i < state.size(); ++i) rounded.data()[i] = up(static_cast<T>(state.data()[i]));
 }
 
 template <class A>
@@ -141,7 +142,8 @@ void for_each_key_head(const RuleShape& shape, Sequences sequences, Work work) {
   const auto places = chunks_of(sequences);
   auto begin = places.begin();
   for (int64 s = 0; s < sequence_count(sequences); ++s) {
-    const auto end = std::find_if(begin, places.end(), [&](const Place& c) { return c.sequence != s; });
+    const auto end =
+        std::find_if(begin, places.end(), [&](const Place& c) { return c.sequence != s; });
     for (int64 head = 0; head < shape.key_heads; ++head)
       work(std::span<const Place>(begin, end), s, head);
     begin = end;
@@ -207,10 +209,12 @@ void rule_chunk_backward(const RuleShape& shape, Sequences sequences, const Rule
   expect_shape(p.chunk_states, chunk_count(sequences, kChunk) * heads * dk, dv, "chunk states");
 
   // States of one sequence and key head, [chunk, value head, dk, dv], when the forward kept none.
-  const int64 bytes = rule_backward_scratch_bytes(shape, sequences, sizeof(T), bool(p.chunk_states));
+  const int64 bytes =
+      rule_backward_scratch_bytes(shape, sequences, sizeof(T), bool(p.chunk_states));
   std::vector<std::byte> own(p.scratch.empty() ? at(bytes) : 0);
   std::span<std::byte> scratch = p.scratch.empty() ? std::span<std::byte>(own) : p.scratch;
-  expect(static_cast<int64>(scratch.size()) >= bytes, "scratch of the rule's backward is too small");
+  expect(static_cast<int64>(scratch.size()) >= bytes,
+         "scratch of the rule's backward is too small");
   const Mat<T> rebuilt(reinterpret_cast<T*>(scratch.data()),
                        bytes / (dv * static_cast<int64>(sizeof(T))), dv);
 

@@ -26,7 +26,8 @@ void rule_recurrent_forward(const RuleShape& shape, Sequences sequences, const R
 }
 
 template <class T>
-void rule_recurrent_backward(const RuleShape& shape, Sequences sequences, const RuleBackward<T>& p) {
+void rule_recurrent_backward(const RuleShape& shape, Sequences sequences,
+                             const RuleBackward<T>& p) {
   using A = Acc<T>;
   check_rule_backward(shape, p);
   check_sequences(sequences, p.v.rows);
@@ -92,12 +93,12 @@ void rule_recurrent_backward(const RuleShape& shape, Sequences sequences, const 
   zero_rows_of(p.dbeta, sequences.back());
 }
 
-#define GDN_RECURRENT(T)                                                                           \
-  template void rule_recurrent_forward<T>(const RuleShape&, Sequences, const RuleForward<T>&);     \
-  template void rule_recurrent_backward<T>(const RuleShape&, Sequences, const RuleBackward<T>&);
-GDN_RECURRENT(bf16)
-GDN_RECURRENT(float)
-GDN_RECURRENT(double)
-#undef GDN_RECURRENT
+template void rule_recurrent_forward<bf16>(const RuleShape&, Sequences, const RuleForward<bf16>&);
+template void rule_recurrent_forward<float>(const RuleShape&, Sequences, const RuleForward<float>&);
+template void rule_recurrent_forward<double>(const RuleShape&, Sequences,
+                                             const RuleForward<double>&);
+// The adjoint of the definition is an oracle only.
+template void rule_recurrent_backward<double>(const RuleShape&, Sequences,
+                                              const RuleBackward<double>&);
 
 } // namespace gdn::reference

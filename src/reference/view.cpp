@@ -29,9 +29,7 @@ void Values::set(int64 i, int64 j, double value) const {
   case DType::BF16: static_cast<bf16*>(data)[k] = round_to_bf16(value); return;
   case DType::FP32: static_cast<float*>(data)[k] = static_cast<float>(value); return;
   case DType::FP64: static_cast<double*>(data)[k] = value; return;
-  case DType::Int32:
-    static_cast<std::int32_t*>(data)[k] = static_cast<std::int32_t>(value);
-    return;
+  case DType::Int32: static_cast<std::int32_t*>(data)[k] = static_cast<std::int32_t>(value); return;
   case DType::Int64: static_cast<int64*>(data)[k] = static_cast<int64>(value); return;
   case DType::Bool: static_cast<bool*>(data)[k] = value != 0; return;
   default: break;

@@ -30,8 +30,8 @@ template <class T> struct Mat {
   Mat(T* d, int64 r, int64 c) : data(d), rows(r), cols(c), stride(c) {}
   Mat(T* d, int64 r, int64 c, int64 s) : data(d), rows(r), cols(c), stride(s) {}
   template <class U>
-    requires(std::is_same_v<const U, T> && !std::is_const_v<U>)
-  Mat(const Mat<U>& m) : data(m.data), rows(m.rows), cols(m.cols), stride(m.stride) {}
+  requires(std::is_same_v<const U, T> && !std::is_const_v<U>) Mat(const Mat<U>& m)
+      : data(m.data), rows(m.rows), cols(m.cols), stride(m.stride) {}
 
   explicit operator bool() const { return data != nullptr; }
   T* row(int64 i) const { return data + i * stride; }
@@ -44,8 +44,8 @@ template <class T> struct Mat {
   }
 };
 
-// Parameter types of inputs and outputs. They take no part in template argument deduction: functions
-// are called with the storage type named, f<bf16>(...), and views convert.
+// Parameter types of inputs and outputs. They take no part in template argument deduction:
+// functions are called with the storage type named, f<bf16>(...), and views convert.
 template <class T> using In = std::type_identity_t<Mat<const T>>;
 template <class T> using Out = std::type_identity_t<Mat<T>>;
 
@@ -62,11 +62,16 @@ template <class T> struct Grad {
 };
 
 template <class T> constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, bf16>) return DType::BF16;
-  else if constexpr (std::is_same_v<T, float>) return DType::FP32;
-  else if constexpr (std::is_same_v<T, double>) return DType::FP64;
-  else if constexpr (std::is_same_v<T, std::int32_t>) return DType::Int32;
-  else if constexpr (std::is_same_v<T, bool>) return DType::Bool;
+  if constexpr (std::is_same_v<T, bf16>)
+    return DType::BF16;
+  else if constexpr (std::is_same_v<T, float>)
+    return DType::FP32;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::FP64;
+  else if constexpr (std::is_same_v<T, std::int32_t>)
+    return DType::Int32;
+  else if constexpr (std::is_same_v<T, bool>)
+    return DType::Bool;
   else {
     static_assert(std::is_same_v<T, int64>, "no DType for this storage type");
     return DType::Int64;
@@ -103,8 +108,8 @@ struct Values {
   Values(void* d, DType t, int64 r, int64 c, int64 s)
       : data(d), type(t), rows(r), cols(c), stride(s) {}
   template <class T>
-    requires(!std::is_const_v<T>)
-  Values(const Mat<T>& m) : Values(m.data, dtype_of<T>(), m.rows, m.cols, m.stride) {}
+  requires(!std::is_const_v<T>) Values(const Mat<T>& m)
+      : Values(m.data, dtype_of<T>(), m.rows, m.cols, m.stride) {}
 
   operator ConstValues() const { return {data, type, rows, cols, stride}; }
   explicit operator bool() const { return data != nullptr; }

@@ -48,10 +48,15 @@ template <class T> struct RuleCase {
       for (int64 h = 0; h < g.cols; ++h) {
         const double u = static_cast<double>(g(i, h));
         const double mixed = u < 0.34 ? 0.0 : u < 0.67 ? -20.0 : -0.01;
-        const double value = d == Decay::Zero ? 0 : d == Decay::Slight ? -1e-3
-                             : d == Decay::One ? -1 : d == Decay::Strong ? -20
-                             : d == Decay::Underflow ? -88 : d == Decay::Mixed ? mixed
-                             : d == Decay::Squares ? -3 * u * u : i % 50 == 7 ? -1000 : 0;
+        const double value = d == Decay::Zero        ? 0
+                             : d == Decay::Slight    ? -1e-3
+                             : d == Decay::One       ? -1
+                             : d == Decay::Strong    ? -20
+                             : d == Decay::Underflow ? -88
+                             : d == Decay::Mixed     ? mixed
+                             : d == Decay::Squares   ? -3 * u * u
+                             : i % 50 == 7           ? -1000
+                                                     : 0;
         g(i, h) = static_cast<A>(value);
       }
   }
@@ -70,12 +75,13 @@ template <class T> struct RuleCase {
     for (int64 i = 0; i < k.rows; ++i)
       for (int64 j = 0; j < k.cols; ++j) {
         const double here = static_cast<double>(k(i, j)), first = static_cast<double>(k(0, j));
-        const double value = kind == Keys::Identical ? first
-                             : kind == Keys::Alternating ? (i % 2 ? -first : first)
+        const double value = kind == Keys::Identical           ? first
+                             : kind == Keys::Alternating       ? (i % 2 ? -first : first)
                              : kind == Keys::Period4 && i >= 4 ? static_cast<double>(k(i - 4, j))
-                             : kind == Keys::Cosine ? 2 * first + here
+                             : kind == Keys::Cosine            ? 2 * first + here
                              : kind == Keys::ZeroRows && i % 3 == 1 ? 0
-                             : kind == Keys::SmallRows && i % 2 ? 1e-4 * here : here;
+                             : kind == Keys::SmallRows && i % 2     ? 1e-4 * here
+                                                                    : here;
         if (i > 0 || kind == Keys::SmallRows) k(i, j) = static_cast<T>(value);
       }
   }
@@ -103,13 +109,15 @@ template <class T> struct RuleCase {
     p.dq = dq, p.dk = dk, p.dv = dv, p.dg = dg, p.dbeta = dbeta, p.d_initial_state = d_initial;
     return p;
   }
+  // Forward and backward; the recurrent form has a backward pass in double only.
   RuleCase& run(Form form) {
     if (form == Form::Chunked) {
       rule_chunk_forward<T>(shape, cu, forward_args());
       rule_chunk_backward<T>(shape, cu, backward_args());
     } else {
       rule_recurrent_forward<T>(shape, cu, forward_args());
-      rule_recurrent_backward<T>(shape, cu, backward_args());
+      if constexpr (std::is_same_v<T, double>)
+        rule_recurrent_backward<T>(shape, cu, backward_args());
     }
     return *this;
   }

@@ -27,8 +27,8 @@ template <class T> struct Tensor {
   std::vector<T> data;
 
   Tensor(int64 r, int64 c)
-      : rows(r), cols(c),
-        data(static_cast<std::size_t>(r * c), static_cast<T>(std::numeric_limits<float>::quiet_NaN())) {}
+      : rows(r), cols(c), data(static_cast<std::size_t>(r * c),
+                               static_cast<T>(std::numeric_limits<float>::quiet_NaN())) {}
   Mat<T> view() { return Mat<T>(data.data(), rows, cols); }
   operator Mat<T>() { return view(); }
   operator Mat<const T>() const { return Mat<const T>(data.data(), rows, cols); }
@@ -51,7 +51,8 @@ template <class T> struct Tensor {
   }
   Tensor& normal(double stddev = 1) {
     RandomStream stream{.seed = 7, .op = next_stream()++};
-    for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<T>(stddev * stream.normal(i));
+    for (std::size_t i = 0; i < data.size(); ++i)
+      data[i] = static_cast<T>(stddev * stream.normal(i));
     return *this;
   }
   Tensor& uniform(double lo, double hi) {
@@ -123,8 +124,7 @@ inline double gradient_error(Tensor<double>& x, const Tensor<double>& gradient,
       x.data[i] = kept + at;
       return loss();
     };
-    const double numeric =
-        (8 * (f(step) - f(-step)) - (f(2 * step) - f(-2 * step))) / (12 * step);
+    const double numeric = (8 * (f(step) - f(-step)) - (f(2 * step) - f(-2 * step))) / (12 * step);
     x.data[i] = kept;
     if (!std::isfinite(gradient.data[i])) return std::numeric_limits<double>::infinity();
     diff = std::max(diff, std::abs(numeric - gradient.data[i]));

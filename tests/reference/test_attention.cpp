@@ -8,7 +8,8 @@ namespace {
 
 // Softmax attention of one query row over explicit keys, by the definition.
 double brute_force(const AttentionShape& s, const Tensor<double>& q, const Tensor<double>& k,
-                   const Tensor<double>& v, int64 row, int64 first, int64 visible, int64 h, int64 c) {
+                   const Tensor<double>& v, int64 row, int64 first, int64 visible, int64 h,
+                   int64 c) {
   const int64 d = s.head_dim, kv = h / (s.heads / s.kv_heads);
   double top = 0, bottom = 0;
   for (int64 j = first; j < first + visible; ++j) {
@@ -36,7 +37,8 @@ TEST_CASE("causal grouped-query attention: definition and gradients") {
     for (int64 t = cu[s]; t < cu[s + 1]; t += 5)
       for (int64 h = 0; h < 4; ++h)
         CHECK(o(t, h * 6 + 2) ==
-              doctest::Approx(brute_force(shape, q, k, v, t, cu[s], t - cu[s] + 1, h, 2)).epsilon(1e-12));
+              doctest::Approx(brute_force(shape, q, k, v, t, cu[s], t - cu[s] + 1, h, 2))
+                  .epsilon(1e-12));
   CHECK(o(75, 0) == 0);
 
   attention_backward<double>(shape, rows, {q, k, v, o, lse, d_o, dq, dk, dv});
@@ -65,7 +67,8 @@ TEST_CASE_TEMPLATE("attention of a packed sequence equals the sequence alone, bi
   const AttentionShape shape{.heads = 2, .kv_heads = 1, .head_dim = 16};
   const std::vector<int64> lengths{5, 80, 64, 1};
   const auto cu = offsets(lengths);
-  const auto q = random_tensor<T>(150, 32), k = random_tensor<T>(150, 16), v = random_tensor<T>(150, 16);
+  const auto q = random_tensor<T>(150, 32), k = random_tensor<T>(150, 16),
+             v = random_tensor<T>(150, 16);
   Tensor<T> o(150, 32), dq(150, 32), dk(150, 16), dv(150, 16);
   Tensor<float> lse(150, 2);
   attention_forward<T>(shape, {cu, cu}, q, k, v, o, lse);

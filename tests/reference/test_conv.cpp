@@ -19,7 +19,8 @@ double tap_sum(const Tensor<double>& x, const Tensor<double>& w, int64 first, in
 
 } // namespace
 
-TEST_CASE("causal convolution: definition and gradients for every kernel width and short sequences") {
+TEST_CASE(
+    "causal convolution: definition and gradients for every kernel width and short sequences") {
   const auto cu = offsets({0, 1, 2, 3, 4, 0, 9});
   for (const int64 taps : {1, 2, 3, 4, 7})
     for (const auto activation : {Activation::None, Activation::Silu}) {
@@ -94,8 +95,10 @@ TEST_CASE("prefill and steps give the rows of one pass") {
   const std::vector<int64> lengths{7, 2, 0}, full{10, 5, 3}; // three steps each
   const auto cu_full = offsets(full), cu = offsets(lengths);
   const std::vector<int64> slot{4, 0, 2};
-  const auto x = random_tensor<float>(cu_full.back(), channels), w = random_tensor<float>(channels, taps);
-  Tensor<float> y(cu_full.back(), channels), prefix(cu.back(), channels), pool(slots * channels, taps);
+  const auto x = random_tensor<float>(cu_full.back(), channels),
+             w = random_tensor<float>(channels, taps);
+  Tensor<float> y(cu_full.back(), channels), prefix(cu.back(), channels),
+      pool(slots * channels, taps);
   conv_forward<float>(Activation::Silu, cu_full, x, w, {}, y);
   for (std::size_t s = 0; s < full.size(); ++s)
     for (int64 t = 0; t < lengths[s]; ++t)
@@ -104,8 +107,7 @@ TEST_CASE("prefill and steps give the rows of one pass") {
   for (int64 step = 0; step < 3; ++step) {
     Tensor<float> in(3, channels), out(3, channels);
     for (std::size_t s = 0; s < 3; ++s)
-      for (int64 c = 0; c < channels; ++c)
-        in(int64(s), c) = x(cu_full[s] + lengths[s] + step, c);
+      for (int64 c = 0; c < channels; ++c) in(int64(s), c) = x(cu_full[s] + lengths[s] + step, c);
     conv_step<float>(Activation::Silu, in, w, {}, slot, pool, out);
     for (std::size_t s = 0; s < 3; ++s)
       for (int64 c = 0; c < channels; ++c)

@@ -26,8 +26,8 @@ TEST_CASE("RMS norm: definition and gradients, plain and zero-centred, whole row
       double mean = 0;
       for (int64 j = 0; j < n; ++j) mean += x(2, j) * x(2, j) / static_cast<double>(n);
       CHECK(rstd(2, 0) == doctest::Approx(1 / std::sqrt(mean + 1e-6)).epsilon(1e-14));
-      CHECK(y(2, 3) ==
-            doctest::Approx((w(0, 3) + (zero_centred ? 1 : 0)) * x(2, 3) * rstd(2, 0)).epsilon(1e-14));
+      CHECK(y(2, 3) == doctest::Approx((w(0, 3) + (zero_centred ? 1 : 0)) * x(2, 3) * rstd(2, 0))
+                           .epsilon(1e-14));
       rms_norm_backward<double>(norm, x, w, rstd, dy, dx, dw.zero());
       CHECK(gradient_error(x, dx, loss) < kNumericGradient);
       CHECK(gradient_error(w, dw, loss) < kNumericGradient);
@@ -56,7 +56,8 @@ TEST_CASE("norms of extreme rows stay finite") {
 
 TEST_CASE("gated norm: gradients of o, z and the weight") {
   const RmsNorm norm{.group = 4, .zero_centred = false};
-  auto o = random_tensor<double>(6, 8), z = random_tensor<double>(6, 8), w = random_tensor<double>(1, 4);
+  auto o = random_tensor<double>(6, 8), z = random_tensor<double>(6, 8),
+       w = random_tensor<double>(1, 4);
   const auto dy = random_tensor<double>(6, 8);
   Tensor<double> y(6, 8), rstd(6, 2), d_o(6, 8), dz(6, 8), dw(1, 4);
   auto loss = [&] {
@@ -112,10 +113,11 @@ TEST_CASE("gates: definition, gradients, tails") {
       return dot(dg, g) + dot(dbeta, beta);
     };
     loss();
-    CHECK(g(4, 1) == doctest::Approx(-std::exp(a_log(0, 1)) *
-                                     std::log(1 + std::exp(alpha(4, 1) + dt(0, 1)))));
+    CHECK(g(4, 1) ==
+          doctest::Approx(-std::exp(a_log(0, 1)) * std::log(1 + std::exp(alpha(4, 1) + dt(0, 1)))));
     CHECK(beta(4, 1) == doctest::Approx((doubled ? 2 : 1) / (1 + std::exp(-b(4, 1)))));
-    gates_backward({alpha, b, a_log, dt, dg, dbeta, dalpha, db, da_log.zero(), ddt.zero()}, doubled);
+    gates_backward({alpha, b, a_log, dt, dg, dbeta, dalpha, db, da_log.zero(), ddt.zero()},
+                   doubled);
     CHECK(gradient_error(alpha, dalpha, loss) < kNumericGradient);
     CHECK(gradient_error(b, db, loss) < kNumericGradient);
     CHECK(gradient_error(a_log, da_log, loss) < kNumericGradient);
@@ -130,7 +132,8 @@ TEST_CASE("gates: definition, gradients, tails") {
 }
 
 TEST_CASE("A = 0 gives no decay and no NaN") {
-  Tensor<float> alpha(3, 1), a_log(1, 1), dt(1, 1), g(3, 1), beta(3, 1), dalpha(3, 1), da(1, 1), ddt(1, 1);
+  Tensor<float> alpha(3, 1), a_log(1, 1), dt(1, 1), g(3, 1), beta(3, 1), dalpha(3, 1), da(1, 1),
+      ddt(1, 1);
   alpha.normal();
   a_log.fill(-std::numeric_limits<float>::infinity());
   dt.fill(1);
@@ -142,7 +145,8 @@ TEST_CASE("A = 0 gives no decay and no NaN") {
 }
 
 TEST_CASE("GDN2 decay: one rate a head, one bias a channel") {
-  auto f = random_tensor<double>(5, 6), a_log = random_tensor<double>(1, 2), dt = random_tensor<double>(1, 6);
+  auto f = random_tensor<double>(5, 6), a_log = random_tensor<double>(1, 2),
+       dt = random_tensor<double>(1, 6);
   const auto dg = random_tensor<double>(5, 6);
   Tensor<double> g(5, 6), df(5, 6), da_log(1, 2), ddt(1, 6);
   auto loss = [&] {
@@ -150,7 +154,8 @@ TEST_CASE("GDN2 decay: one rate a head, one bias a channel") {
     return dot(dg, g);
   };
   loss();
-  CHECK(g(2, 4) == doctest::Approx(-std::exp(a_log(0, 1)) * std::log1p(std::exp(f(2, 4) + dt(0, 4)))));
+  CHECK(g(2, 4) ==
+        doctest::Approx(-std::exp(a_log(0, 1)) * std::log1p(std::exp(f(2, 4) + dt(0, 4)))));
   decay_backward(3, f, a_log, dt, dg, df, da_log.zero(), ddt.zero());
   CHECK(gradient_error(f, df, loss) < kNumericGradient);
   CHECK(gradient_error(a_log, da_log, loss) < kNumericGradient);
@@ -158,7 +163,8 @@ TEST_CASE("GDN2 decay: one rate a head, one bias a channel") {
 }
 
 TEST_CASE("feed-forward and gate ops against central differences") {
-  auto x = random_tensor<double>(4, 10), z = random_tensor<double>(4, 10), w = random_tensor<double>(4, 1);
+  auto x = random_tensor<double>(4, 10), z = random_tensor<double>(4, 10),
+       w = random_tensor<double>(4, 1);
   Tensor<double> y(4, 10), half(4, 5), dx(4, 10), dz(4, 10), dw(4, 1);
   const auto dy = random_tensor<double>(4, 10), dhalf = random_tensor<double>(4, 5);
 
@@ -264,7 +270,8 @@ TEST_CASE("sums, scales and conversions round once") {
   CHECK(y(2, 2) == static_cast<bf16>(static_cast<float>(a(2, 2)) + static_cast<float>(b(2, 2))));
   auto sum = a;
   scale<bf16>(2, b, sum.add());
-  CHECK(sum(1, 1) == static_cast<bf16>(static_cast<float>(a(1, 1)) + 2 * static_cast<float>(b(1, 1))));
+  CHECK(sum(1, 1) ==
+        static_cast<bf16>(static_cast<float>(a(1, 1)) + 2 * static_cast<float>(b(1, 1))));
   // 1 + 2^-8 + 2^-40 lies above the middle of two bf16 numbers, and exactly on it in fp32.
   CHECK(static_cast<float>(round_to_bf16(1 + 0x1p-8 + 0x1p-40)) == 1 + 0x1p-7f);
   CHECK(static_cast<float>(round_to_bf16(1 + 0x1p-8)) == 1);

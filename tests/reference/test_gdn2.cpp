@@ -15,8 +15,8 @@ struct Gdn2Case {
 
   Gdn2Case(RuleShape s, std::vector<int64> offsets)
       : shape(s), cu(std::move(offsets)), q(cu.back(), s.key_heads * s.key_dim), k(q),
-        v(cu.back(), s.value_heads * s.value_dim), g(cu.back(), s.value_heads * s.key_dim), b(g), w(v),
-        initial((int64(cu.size()) - 1) * s.value_heads * s.key_dim, s.value_dim), d_o(v),
+        v(cu.back(), s.value_heads * s.value_dim), g(cu.back(), s.value_heads * s.key_dim), b(g),
+        w(v), initial((int64(cu.size()) - 1) * s.value_heads * s.key_dim, s.value_dim), d_o(v),
         d_final(initial), o(v), final(initial), dq(q), dk(q), dv(v), dg(g), db(g), dw(v),
         d_initial(initial) {
     for (auto* m : {&q, &k, &v, &initial, &d_o, &d_final}) m->normal();
@@ -80,8 +80,13 @@ TEST_CASE("GDN2 gradients against central differences, across blocks of rebuilt 
       c.forward();
       return dot(c.d_o, c.o) + dot(c.d_final, c.final);
     };
-    for (auto [x, dx] : {std::pair{&c.q, &c.dq}, {&c.k, &c.dk}, {&c.v, &c.dv}, {&c.g, &c.dg},
-                         {&c.b, &c.db}, {&c.w, &c.dw}, {&c.initial, &c.d_initial}})
+    for (auto [x, dx] : {std::pair{&c.q, &c.dq},
+                         {&c.k, &c.dk},
+                         {&c.v, &c.dv},
+                         {&c.g, &c.dg},
+                         {&c.b, &c.db},
+                         {&c.w, &c.dw},
+                         {&c.initial, &c.d_initial}})
       CHECK(gradient_error(*x, *dx, loss, 60) < kNumericGradient);
   }
 }
@@ -96,7 +101,8 @@ TEST_CASE("equal gates on all channels give the gated delta rule") {
   c.d_o = rule.d_o, c.d_final = rule.d_final;
   for (int64 t = 0; t < 49; ++t)
     for (int64 h = 0; h < 2; ++h) {
-      for (int64 i = 0; i < 6; ++i) c.g(t, h * 6 + i) = rule.g(t, h), c.b(t, h * 6 + i) = rule.beta(t, h);
+      for (int64 i = 0; i < 6; ++i)
+        c.g(t, h * 6 + i) = rule.g(t, h), c.b(t, h * 6 + i) = rule.beta(t, h);
       for (int64 j = 0; j < 5; ++j) c.w(t, h * 5 + j) = rule.beta(t, h);
     }
   c.forward();

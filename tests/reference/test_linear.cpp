@@ -5,8 +5,8 @@ using namespace gdn::reference;
 using namespace gdn::reference::test;
 
 TEST_CASE("a linear equals the triple loop, at sizes around the tiles") {
-  for (const auto [rows, in, out] : {std::array<int64, 3>{1, 1, 1}, {15, 3, 63}, {16, 256, 64},
-                                     {17, 257, 65}, {33, 600, 130}}) {
+  for (const auto [rows, in, out] :
+       {std::array<int64, 3>{1, 1, 1}, {15, 3, 63}, {16, 256, 64}, {17, 257, 65}, {33, 600, 130}}) {
     CAPTURE(rows);
     auto x = random_tensor<double>(rows, in), w = random_tensor<double>(out, in);
     auto b = random_tensor<double>(1, out);
@@ -23,7 +23,8 @@ TEST_CASE("a linear equals the triple loop, at sizes around the tiles") {
 }
 
 TEST_CASE("gradients of a linear against central differences") {
-  auto x = random_tensor<double>(7, 5), w = random_tensor<double>(6, 5), b = random_tensor<double>(1, 6);
+  auto x = random_tensor<double>(7, 5), w = random_tensor<double>(6, 5),
+       b = random_tensor<double>(1, 6);
   const auto dy = random_tensor<double>(7, 6);
   Tensor<double> y(7, 6), dx(7, 5), dw(6, 5), db(1, 6);
   auto loss = [&] {

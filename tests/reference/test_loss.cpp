@@ -33,7 +33,8 @@ TEST_CASE("cross entropy: definition, ignored labels, gradient") {
   CHECK(cross_entropy_forward<double>(logits, kLabels, {}).sum == doctest::Approx(5 * std::log(8)));
 }
 
-TEST_CASE_TEMPLATE("every variant of the loss gives the same loss and gradients", T, double, float, bf16) {
+TEST_CASE_TEMPLATE("every variant of the loss gives the same loss and gradients", T, double, float,
+                   bf16) {
   using A = Acc<T>;
   const auto hidden = random_tensor<T>(7, 12), weight = random_tensor<T>(8, 12, 0.3);
   const double scale = 1.0 / 5, tolerance = std::is_same_v<T, double> ? 1e-13 : 1e-6;
@@ -153,7 +154,8 @@ TEST_CASE("small updates survive in the masters, not in bf16") {
 
 TEST_CASE("gradient norm and clipping") {
   CHECK(sum_of_squares(std::vector<float>{3, 4}) == 25);
-  CHECK(sum_of_squares(std::vector<float>(1 << 20, 1e-3f)) == doctest::Approx(1.048576).epsilon(1e-6));
+  CHECK(sum_of_squares(std::vector<float>(1 << 20, 1e-3f)) ==
+        doctest::Approx(1.048576).epsilon(1e-6));
   CHECK(clip_factor(5, 1) == doctest::Approx(0.2));
   CHECK(clip_factor(0.5, 1) == 1);
   CHECK(clip_factor(5, 0) == 1);

@@ -15,7 +15,8 @@ TEST_CASE("routing: the largest logits, ties by lowest index, weights as defined
   Tensor<std::int32_t> index(2, 2);
   logits.data = {1, 3, 3, 0, 2, /**/ 7, 7, 7, 7, 7};
   for (const bool renormalise : {true, false}) {
-    route_forward({.experts = 5, .top_k = 2, .renormalise = renormalise}, logits, index, weight, scores);
+    route_forward({.experts = 5, .top_k = 2, .renormalise = renormalise}, logits, index, weight,
+                  scores);
     CHECK(index(0, 0) == 1);
     CHECK(index(0, 1) == 2);
     CHECK(index(1, 0) == 0);
@@ -36,8 +37,8 @@ TEST_CASE("forced balance fills every expert equally, also over ranks") {
   std::vector<int64> total(4);
   for (const int64 rank : {0, 1}) {
     Tensor<int64> index(6, 2);
-    route_forward({.experts = 4, .top_k = 2, .balanced = true, .first_slot = rank * 12}, logits, index,
-                  weight, {});
+    route_forward({.experts = 4, .top_k = 2, .balanced = true, .first_slot = rank * 12}, logits,
+                  index, weight, {});
     const auto counts = expert_counts(4, index);
     for (std::size_t e = 0; e < 4; ++e) total[e] += counts[e];
     for (const int64 n : counts) CHECK(n == 3);
@@ -59,7 +60,8 @@ TEST_CASE("router gradients against central differences, every mode") {
           Tensor<double> logits(5, 6); // well apart, so that no step changes the choice
           logits.uniform(0, 0.2);
           for (int64 t = 0; t < 5; ++t)
-            for (int64 e = 0; e < 6; ++e) logits(t, e) += 0.5 * static_cast<double>((5 * e + t) % 6);
+            for (int64 e = 0; e < 6; ++e)
+              logits(t, e) += 0.5 * static_cast<double>((5 * e + t) % 6);
           const auto dw = random_tensor<double>(5, top_k);
           Tensor<double> weight(5, top_k), dlogits(5, 6);
           Tensor<std::int32_t> index(5, top_k);
@@ -111,8 +113,9 @@ TEST_CASE("balance loss: perfect balance gives coef, gradient with constant coun
     const Router mode{.experts = 4, .top_k = 2, .score = score};
     Tensor<double> d(6, 4);
     balance_loss_backward(mode, megatron, logits, counts, 3.0, d);
-    CHECK(gradient_error(logits, d, [&] { return 3 * balance_loss(mode, megatron, logits, counts); }) <
-          kNumericGradient);
+    CHECK(gradient_error(logits, d, [&] {
+            return 3 * balance_loss(mode, megatron, logits, counts);
+          }) < kNumericGradient);
   }
   Tensor<double> d(6, 4);
   z_loss_backward(0.1, logits, 2.0, d);
@@ -199,8 +202,8 @@ struct Block {
       : folded(fold), router{4, 2, Score::Softmax, renormalise, false, 0},
         x(random_tensor<double>(7, 6)), w_router(random_tensor<double>(4, 6)),
         w1(random_tensor<double>(4 * 10, 6)), w2(random_tensor<double>(4 * 6, 5)),
-        dy(random_tensor<double>(7, 6)), logits(7, 4), weight(7, 2), xp(14, 6), fc1(14, 10), act(14, 5),
-        yp(14, 6), y(7, 6), row_weight(14, 1), index(7, 2) {}
+        dy(random_tensor<double>(7, 6)), logits(7, 4), weight(7, 2), xp(14, 6), fc1(14, 10),
+        act(14, 5), yp(14, 6), y(7, 6), row_weight(14, 1), index(7, 2) {}
 
   double loss() {
     linear_forward<double>(x, w_router, {}, logits);
@@ -226,13 +229,15 @@ TEST_CASE("a whole MoE block against central differences, the weight at either p
       next_stream() = 1000; // the same numbers in both
       Block m(folded, renormalise);
       losses[folded] = m.loss();
-      Tensor<double> dyp(14, 6), dact(14, 5), dfc1(14, 10), dxp(14, 6), dx(7, 6), dw1(40, 6), dw2(24, 5);
+      Tensor<double> dyp(14, 6), dact(14, 5), dfc1(14, 10), dxp(14, 6), dx(7, 6), dw1(40, 6),
+          dw2(24, 5);
       Tensor<double> dweight(7, 2), drow(14, 1), dlogits(7, 4), dw_router(4, 6);
-      combine_backward<double>(m.p, 2, m.yp, folded ? ConstValues() : ConstValues(m.weight), m.dy, dyp,
-                               folded ? ValuesGrad() : ValuesGrad(Values(dweight)));
+      combine_backward<double>(m.p, 2, m.yp, folded ? ConstValues() : ConstValues(m.weight), m.dy,
+                               dyp, folded ? ValuesGrad() : ValuesGrad(Values(dweight)));
       grouped_linear_dgrad<double>(dyp, m.w2, m.p.groups, dact);
       grouped_linear_wgrad<double>(dyp, m.act, m.p.groups, dw2.zero());
-      swiglu_backward<double>(m.fc1, folded ? ConstValues(m.row_weight) : ConstValues(), dact, dfc1, drow);
+      swiglu_backward<double>(m.fc1, folded ? ConstValues(m.row_weight) : ConstValues(), dact, dfc1,
+                              drow);
       if (folded) unpermute_weights(m.p, drow, dweight);
       grouped_linear_dgrad<double>(dfc1, m.w1, m.p.groups, dxp);
       grouped_linear_wgrad<double>(dfc1, m.xp, m.p.groups, dw1.zero());

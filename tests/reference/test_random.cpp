@@ -22,13 +22,14 @@ TEST_CASE("Philox4x32-10: the published known answers (Random123, kat_vectors)")
 TEST_CASE("a value depends on every coordinate of its place and on nothing else") {
   const RandomStream s{1, 2, 3, 4, 5};
   CHECK(s.bits(6) == RandomStream{1, 2, 3, 4, 5}.bits(6));
-  const RandomStream others[] = {{0, 2, 3, 4, 5}, {1, 0, 3, 4, 5}, {1, 2, 0, 4, 5}, {1, 2, 3, 0, 5},
-                                 {1, 2, 3, 4, 0}, {1, 3, 2, 4, 5}, {1, 2, 4, 3, 5}, {1, 2, 3, 5, 4}};
+  const RandomStream others[] = {{0, 2, 3, 4, 5}, {1, 0, 3, 4, 5}, {1, 2, 0, 4, 5},
+                                 {1, 2, 3, 0, 5}, {1, 2, 3, 4, 0}, {1, 3, 2, 4, 5},
+                                 {1, 2, 4, 3, 5}, {1, 2, 3, 5, 4}};
   for (const auto& other : others) CHECK(other.bits(6) != s.bits(6));
   CHECK(s.bits(7) != s.bits(6));
   CHECK(s.bits(std::uint64_t{6} + (std::uint64_t{1} << 32)) != s.bits(6));
   CHECK(stream_id("in_proj", 7) != stream_id("out_proj", 8));
-  CHECK(stream_id("", 0) == 0xCBF29CE484222325u); // FNV-1a's offset basis
+  CHECK(stream_id("", 0) == 0xCBF29CE484222325u);  // FNV-1a's offset basis
   CHECK(stream_id("a", 1) == 0xAF63DC4C8601EC8Cu); // published FNV-1a 64 of "a"
 }
 

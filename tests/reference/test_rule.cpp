@@ -141,6 +141,5 @@ TEST_CASE("shapes that cannot be are refused by name") {
   RuleCase<double> c(shape_of(2, 1, 4, 3), offsets({5}));
   c.shape.value_heads = 3;
   CHECK_THROWS_WITH_AS(c.run(Form::Chunked),
-                       "gated delta rule with 2 key heads of 4 and 3 value heads of 3",
-                       gdn::Error);
+                       "gated delta rule with 2 key heads of 4 and 3 value heads of 3", gdn::Error);
 }

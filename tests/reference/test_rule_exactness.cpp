@@ -14,8 +14,8 @@ TEST_CASE_TEMPLATE("packed equals each sequence alone", T, float, bf16) {
     auto rows = [&](auto& to, const auto& from, int64 first) {
       std::copy_n(from.data.begin() + first * from.cols, to.data.size(), to.data.begin());
     };
-    for (auto [to, from] : {std::pair{&alone.q, &c.q}, {&alone.k, &c.k}, {&alone.v, &c.v},
-                            {&alone.d_o, &c.d_o}})
+    for (auto [to, from] :
+         {std::pair{&alone.q, &c.q}, {&alone.k, &c.k}, {&alone.v, &c.v}, {&alone.d_o, &c.d_o}})
       rows(*to, *from, c.cu[s]);
     rows(alone.g, c.g, c.cu[s]);
     rows(alone.beta, c.beta, c.cu[s]);
@@ -58,7 +58,8 @@ TEST_CASE("nothing depends on what follows: more tokens, or padding full of NaN"
   }
 }
 
-TEST_CASE_TEMPLATE("what the forward keeps and what the backward rebuilds are the same", T, float, bf16) {
+TEST_CASE_TEMPLATE("what the forward keeps and what the backward rebuilds are the same", T, float,
+                   bf16) {
   RuleCase<T> c(shape_of(2, 2, 16, 12, true), offsets({70, 0, 130, 5}), 3);
   c.run(Form::Chunked);
   const int64 rows = c.q.rows;

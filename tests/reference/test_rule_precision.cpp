@@ -16,16 +16,36 @@ TEST_CASE("bf16 storage stays within twice the expected errors of a bf16 kernel"
   };
   const Row rows[] = {
       {"g = 0", Decay::Zero, Strength::Half, Keys::Random, 0, {4.2, 3.8, 4.3, 4.6, 3.5, 3.8, 2.2}},
-      {"g = -0.05", Decay::Zero, Strength::Half, Keys::Random, -0.05,
+      {"g = -0.05",
+       Decay::Zero,
+       Strength::Half,
+       Keys::Random,
+       -0.05,
        {3.8, 3.4, 3.7, 3.7, 3.1, 2.5, 1.7}},
-      {"g = -3u^2", Decay::Squares, Strength::Half, Keys::Random, 0,
+      {"g = -3u^2",
+       Decay::Squares,
+       Strength::Half,
+       Keys::Random,
+       0,
        {3.2, 3.0, 3.3, 3.3, 2.8, 2.3, 1.7}},
-      {"g = -20", Decay::Strong, Strength::Half, Keys::Random, 0,
+      {"g = -20",
+       Decay::Strong,
+       Strength::Half,
+       Keys::Random,
+       0,
        {3.2, 3.3, 3.0, 3.2, 2.9, 2.3, 1.7}},
       {"mixed", Decay::Mixed, Strength::Half, Keys::Random, 0, {3.3, 2.9, 3.3, 3.3, 2.9, 2.6, 1.6}},
-      {"beta to 2", Decay::Zero, Strength::Double, Keys::Random, 0,
+      {"beta to 2",
+       Decay::Zero,
+       Strength::Double,
+       Keys::Random,
+       0,
        {5.5, 5.7, 5.6, 6.7, 4.6, 6.3, 4.7}},
-      {"identical keys, beta near 1", Decay::Zero, Strength::One, Keys::Identical, 0,
+      {"identical keys, beta near 1",
+       Decay::Zero,
+       Strength::One,
+       Keys::Identical,
+       0,
        {12, 19, 14, 4.4, 19, 24, 0.3}}};
   for (const Row& row : rows) {
     CAPTURE(row.name);
@@ -121,7 +141,8 @@ TEST_CASE_TEMPLATE("one pass, the token loop, and one pass plus a step agree", T
     step.o = o;
     // The state lies in slot 2 of a pool.
     Tensor<float> pool(3 * 2 * 32, 24);
-    std::copy(shorter.final.data.begin(), shorter.final.data.end(), pool.data.begin() + 2 * 2 * 32 * 24);
+    std::copy(shorter.final.data.begin(), shorter.final.data.end(),
+              pool.data.begin() + 2 * 2 * 32 * 24);
     const std::vector<int64> slots{2};
     rule_step<T>(c.shape, step, slots, pool);
     for (int64 j = 0; j < o.cols; ++j)
