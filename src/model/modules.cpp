@@ -120,8 +120,8 @@ config::Granularity active_granularity(const config::Run& run) {
 
 std::vector<std::string> active_modules(const config::Run& run) {
   if (active_granularity(run) != config::Granularity::Selective) return {};
-  std::vector<std::string> modules =
-      run.recompute.modules.value_or(std::vector<std::string>{"core_attn"});
+  std::vector<std::string> modules = run.recompute.modules.value_or(
+      run.stack == "native" ? std::vector<std::string>{} : std::vector<std::string>{"core_attn"});
   if (run.settings.moe_layer_recompute &&
       std::find(modules.begin(), modules.end(), "moe") == modules.end())
     modules.emplace_back("moe");

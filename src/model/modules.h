@@ -52,7 +52,8 @@ const ModuleConflict* find_conflict(std::string_view a,
                                     std::string_view b); // nullptr: may be combined
 
 // What a run recomputes after Megatron-LM's own normalisation: under selective granularity the
-// listed modules, or ["core_attn"] when none are given (an empty list stays empty); else nothing.
+// listed modules, or ["core_attn"] when none are given (an empty list stays empty; stack native has no
+// such default); else nothing.
 // moe_layer_recompute, the deprecated spelling, turns selective on and appends moe.
 std::vector<std::string> active_modules(const config::Run& run);
 config::Granularity active_granularity(const config::Run& run);

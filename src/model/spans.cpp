@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "core/error.h"
 
@@ -125,6 +126,20 @@ void add(std::vector<Span>& spans, const OpList& list, const SpanSpec& spec, boo
 
 } // namespace
 
+std::vector<std::string> native_modules() {
+  std::vector<std::string> names;
+  for (const SpanSpec& s : native_spans()) {
+    std::string name = (s.by_default ? "-" : "") + s.module;
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
+  }
+  return names;
+}
+
+bool is_native_module(const std::string& module) {
+  const std::vector<std::string> known = native_modules();
+  return std::find(known.begin(), known.end(), module) != known.end();
+}
+
 bool acts_on(const std::string& name, const OpList& list, const std::string& stack) {
   const auto& specs = stack == "native" ? native_spans() : megatron_spans();
   return std::any_of(specs.begin(), specs.end(), [&](const SpanSpec& s) {
@@ -136,11 +151,16 @@ std::vector<Span> spans_for(const OpList& list, const std::vector<std::string>& 
                             const std::vector<config::UserSpan>& user, const std::string& stack) {
   const bool native = stack == "native";
   const ReplayExtent extent = native ? ReplayExtent::Needed : ReplayExtent::All;
+  if (native)
+    for (const std::string& name : modules)
+      if (!is_native_module(name))
+        throw Error(ErrorCode::Usage, fmt::format("stack native has no module '{}'{}", name, did_you_mean(name, native_modules())),
+                    fmt::format("one of {}", fmt::join(native_modules(), ", ")));
   std::vector<Span> spans;
   auto listed = [&](const std::string& name) { return std::find(modules.begin(), modules.end(), name) != modules.end(); };
   for (const SpanSpec& spec : native ? native_spans() : megatron_spans()) {
     if (spec.by_default ? !listed("-" + spec.module) : listed(spec.module)) add(spans, list, spec, false, !native, extent);
-    if (listed(spec.module + ":discard")) add(spans, list, spec, true, !native, extent);
+    if (!native && listed(spec.module + ":discard")) add(spans, list, spec, true, !native, extent);
   }
   for (const config::UserSpan& u : user)
     for (const Place& p : places(list, u.first, u.last)) { // none: another layer kind's
@@ -150,6 +170,14 @@ std::vector<Span> spans_for(const OpList& list, const std::vector<std::string>& 
       if (u.discard) s.hook = default_hook(list, p.first, p.last);
       spans.push_back(s);
     }
+  return spans;
+}
+
+std::vector<Span> full_spans(const OpList& list, const std::string& stack) {
+  const bool native = stack == "native";
+  std::vector<Span> spans = native ? spans_for(list, {}, {}, stack) : std::vector<Span>{};
+  spans.push_back({"full", 0, static_cast<int>(list.ops.size()) - 1, SpanKind::WholeBlock, -1,
+                   native ? ReplayExtent::Needed : ReplayExtent::All, !native});
   return spans;
 }
 

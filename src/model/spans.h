@@ -25,11 +25,19 @@ const std::vector<SpanSpec>& megatron_spans();
 // counted) and the modules a user may add.
 const std::vector<SpanSpec>& native_spans();
 
+// Whether native knows the module: NAME, or "-NAME" of a default span.
+bool is_native_module(const std::string& module);
+// All of them, as a user may write them, in the order of the table.
+std::vector<std::string> native_modules();
+
 // Spans of `modules` (names, "NAME:discard") and `user` on one list. `prefix` is that of the layer's
 // op names when a list holds several layers ("L03."), else empty. Throws Error{Usage} when a user
-// span names ops that no list of the model has (checked by the caller with `matches`).
+// span's first op comes after its last, or native has no such module.
 std::vector<Span> spans_for(const OpList& list, const std::vector<std::string>& modules,
                             const std::vector<config::UserSpan>& user, const std::string& stack);
+
+// Full granularity: one whole-block span over the list; native's default spans nest inside it.
+std::vector<Span> full_spans(const OpList& list, const std::string& stack);
 
 // Whether module `name` acts on the list.
 bool acts_on(const std::string& name, const OpList& list, const std::string& stack);

@@ -472,14 +472,18 @@ TEST_CASE(
   const Model model = known_model("qwen3.5-35b-a3b");
   Run run = legal_run();
   run.stack = "native";
-  select(run, {"gdn", "core_attn", "moe"});
+  select(run, {"gdn", "moe_fc1", "-expert_act"});
   run.settings.fla_version = "";
   run.l2norm = config::L2Norm::Kernel;
   CHECK(validate(model, run).empty());
-  select(run, {"gdn", "gdn_norm_out"});
-  CHECK(rejected_rules(model, run) == std::vector<std::string>{"recompute.13"});
-  select(run, {"gdm"});
-  CHECK(rejected_rules(model, run) == std::vector<std::string>{"recompute.8"});
+  select(run, {"gdn", "gdn_norm_out"}); // nested spans are legal
+  CHECK(validate(model, run).empty());
+  run.recompute.modules.reset(); // no default list
+  CHECK(validate(model, run).empty());
+  for (const char* module : {"gdm", "core_attn", "expert_act", "-gdn", "gdn:discard"}) {
+    select(run, {module});
+    CHECK(rejected_rules(model, run) == std::vector<std::string>{"native.module"});
+  }
 }
 
 // -------------------------------------------------------------------------- packed input ----

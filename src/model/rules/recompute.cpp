@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "model/rules/check.h"
+#include "model/spans.h"
 
 // Recompute: rows 1 to 20 of the stack's list, top to bottom. Row 7 is the default list
 // (active_modules); rows 21-22 are arguments, 23-27 CUDA graphs, 28 expert overlap, 29-30 run time.
@@ -63,13 +64,17 @@ void check_granularity(Check& c) {
              "does not combine with sequence parallelism");
 }
 
+// Native's own modules, and its defaults switched off.
+void check_native_names(Check& c) {
+  for (const std::string& name : active_modules(c.run))
+    if (!is_native_module(name))
+      c.reject("native.module", Exception::Plan, kModules, name, "stack native has no such module",
+               fmt::format("{}", fmt::join(native_modules(), ", ")), nearest(name, native_modules()));
+}
+
 // Row 8. A discard form that no revision has is priced as a hypothesis, whatever the revision.
 void check_names(Check& c) {
-  std::vector<std::string> allowed;
-  if (c.megatron)
-    allowed = offered_modules(c.run.revision);
-  else
-    for (const Module& m : all_modules()) allowed.emplace_back(m.name);
+  const std::vector<std::string> allowed = offered_modules(c.run.revision);
   for (const ModuleName& m : c.modules) {
     const Module* module = find_module(m.name);
     if (module != nullptr && is_hypothetical(m)) {
@@ -94,7 +99,7 @@ void check_names(Check& c) {
 void check_modules(Check& c) {
   if (c.lists("moe_act") && !c.run.moe_grouped_gemm) // row 9
     c.reject("recompute.9", Exception::ValueError, kModules, "moe_act", "needs moe_grouped_gemm");
-  if (c.megatron && c.lists("mla_up_proj") && !c.settings.multi_latent_attention) // row 10
+  if (c.lists("mla_up_proj") && !c.settings.multi_latent_attention) // row 10
     c.tolerate("recompute.10", Exception::ValueError, kModules, "mla_up_proj",
                "needs multi_latent_attention", "inert here: these models have no MLA layer");
   const bool any_gdn = c.variant == "gdn" || c.variant == "gdn2";
@@ -112,14 +117,14 @@ void check_modules(Check& c) {
       c.reject(std::string(conflict->rule), Exception::ValueError, kModules,
                fmt::format("gdn, {}", name),
                fmt::format("gdn and {} cannot be combined: {}", name, conflict->why));
-  if (c.megatron && c.lists("core_attn")) // row 15
+  if (c.lists("core_attn")) // row 15
     c.warn("recompute.15", kModules, "core_attn",
            "does next to nothing where core attention is fused");
   if (c.lists("shared_experts") && c.run.moe_shared_expert_overlap &&
       c.model.moe.shared_ffn > 0) // row 16
     c.reject("recompute.16", Exception::ValueError, kModules, "shared_experts",
              "cannot be combined with moe_shared_expert_overlap");
-  if (!c.megatron || !c.fp8) return;
+  if (!c.fp8) return;
   for (const char* name : {"moe_act", "layernorm"}) { // row 17
     if (!c.lists(name)) continue;
     if (c.run.fp8_recipe == "delayed")
@@ -182,9 +187,13 @@ void check_other_forms(Check& c) {
 
 void check_recompute(Check& c) {
   check_granularity(c);
-  check_names(c);
-  check_modules(c);
-  if (c.megatron) check_other_forms(c);
+  if (c.megatron) {
+    check_names(c);
+    check_modules(c);
+    check_other_forms(c);
+  } else {
+    check_native_names(c);
+  }
   for (const config::UserSpan& span : c.run.recompute.user_spans)
     c.tolerate("plan.hypothetical", Exception::Plan, "spans", span.name,
                "no revision has this span", "price it with --hypothetical");
