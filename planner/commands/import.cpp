@@ -62,10 +62,16 @@ struct ImportCommand {
 Runner add_import(CLI::App& program) {
   auto command = std::make_shared<ImportCommand>();
   CLI::App* app = program.add_subcommand("import", "a Hugging Face config.json or Megatron-LM arguments, as YAML");
-  app->add_option("SOURCE", command->source, "config.json, its folder, a file of Megatron arguments, or the arguments in quotes")->required();
+  app->add_option("SOURCE", command->source, "config.json, its folder, a file of Megatron arguments, or the arguments themselves");
+  app->prefix_command(); // Megatron's arguments look like options: the first one ends ours
   command->output.add_to(*app, {"text", "json", "yaml"});
   app->footer("Example: gdnplan import ./config.json -o model.yaml\nArguments that nothing reads are listed on stderr.");
-  return [command] { return command->run(); };
+  return [command, app] {
+    std::vector<std::string> words = app->remaining();
+    if (!words.empty()) command->source += (command->source.empty() ? "" : " ") + join(words);
+    if (command->source.empty()) throw Error(ErrorCode::Usage, "import needs a SOURCE", "a config.json, or Megatron-LM arguments");
+    return command->run();
+  };
 }
 
 } // namespace gdn::planner
