@@ -23,7 +23,9 @@ struct EstimateCommand {
     estimator.workload().require_known_ops(setting);
     const plan::Estimate e = estimator.evaluate(setting);
     const std::vector<plan::LayerEstimate> layers = estimator.layers(setting);
-    const std::vector<plan::Notice> notices = plan::setting_notices(estimator.workload(), setting);
+    std::vector<plan::Notice> notices = plan::setting_notices(estimator.workload(), setting);
+    if (c.profile.run.stack == "megatron")
+      if (auto notice = plan::fragmentation_notice(e)) notices.push_back(*notice);
     const std::vector<cost::Assumption> assumptions = estimator.assumptions();
     Output out;
     out.text = text(c, e, layers, notices, assumptions);

@@ -122,6 +122,15 @@ std::string why_inert(const Workload& w, const std::string& module) {
 
 } // namespace
 
+std::optional<Notice> fragmentation_notice(const Estimate& e) {
+  // Publicly reported failures at 70 to 80 % of a card: memory there is enough, contiguous memory is not.
+  if (static_cast<double>(e.peak_bytes) < 0.70 * static_cast<double>(e.budget_bytes) || !e.fits) return std::nullopt;
+  return Notice{"fragmentation",
+                fmt::format("fits by capacity at {:.0f} % allocated; if it still runs out of memory that is fragmentation: first "
+                            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, then selective modules, then parallelism",
+                            100.0 * static_cast<double>(e.peak_bytes) / static_cast<double>(e.budget_bytes))};
+}
+
 std::vector<Notice> setting_notices(Workload& w, const Setting& s) {
   std::vector<Notice> out;
   if (s.granularity == Granularity::Full) {
@@ -147,7 +156,8 @@ std::vector<Notice> setting_notices(Workload& w, const Setting& s) {
   }
   std::int64_t gdn_layers = 0;
   for (config::LayerKind k : w.model().mixers) gdn_layers += k == config::LayerKind::Gdn || k == config::LayerKind::Gdn2;
-  if (!s.modules.empty() && gdn_layers > 0 && !touches_gdn)
+  const bool hopeful = std::any_of(out.begin(), out.end(), [](const Notice& n) { return n.key.rfind("inert.", 0) == 0; });
+  if (hopeful && gdn_layers > 0 && !touches_gdn)
     out.push_back({"untouched.gdn", fmt::format("nothing listed touches the {} GDN mixers", gdn_layers)});
   return out;
 }
@@ -321,6 +331,10 @@ Plan make_plan(const config::Model& model, const config::Run& run, const config:
     plan.plain_proposal = propose(candidates, plain);
   }
   plan_notices(plan, estimator.workload());
+  if (plan.proposal && run.stack == "megatron")
+    for (const Candidate& c : plan.candidates)
+      if (c.estimate.setting.text() == plan.proposal->setting.text())
+        if (auto notice = fragmentation_notice(c.estimate)) plan.notices.push_back(*notice);
   plan.assumptions = estimator.assumptions();
   return plan;
 }

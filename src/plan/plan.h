@@ -58,6 +58,10 @@ Plan make_plan(const config::Model& model, const config::Run& run, const config:
 // What a list of modules does less than its names promise, for one setting.
 std::vector<Notice> setting_notices(Workload& workload, const Setting& setting);
 
+// Advice for an estimate that fits by capacity and is known to fail by fragmentation (70 % of the card
+// and more); nothing otherwise.
+std::optional<Notice> fragmentation_notice(const Estimate& estimate);
+
 // Megatron-LM arguments of a setting: "--recompute-granularity", "selective", ...
 std::vector<std::string> megatron_flags(const Setting& setting);
 
