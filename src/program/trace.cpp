@@ -318,8 +318,8 @@ private:
     for (const Node& n : level) {
       if (!hooked_at(n, node)) continue;
       for (TensorId t : span_outputs(list_, span(n.span))) {
-        if (!made_since(start_, t)) continue;
         BufferId id = bound(context, t);
+        if (id < 0) continue; // not made in this run
         int last = buffer(id).last;
         for (const model::Hold& h : list_.holds)
           if (h.kind == model::HoldKind::Frame && same_storage(id, h.tensor)) last = std::max(last, frame_end(h));
@@ -410,6 +410,10 @@ private:
       if (s.kind == SpanKind::DiscardOutput) refill[static_cast<size_t>(list_.tensor(t).storage)] = bound(context, t);
       else if (has_gradient(t)) r.incoming.push_back(gradient_[root(t)]);
     }
+    // The replay sees what was made before the span; effects do not act again, so what they made stays.
+    for (size_t t = 0; t < list_.tensors.size(); ++t)
+      if (list_.tensors[t].base < 0 && makers_[t] >= s.first && makers_[t] <= s.last && !op(makers_[t]).effects)
+        r.inner.bound[static_cast<size_t>(list_.tensors[t].storage)] = -1;
     std::vector<char> needed;
     if (s.extent == ReplayExtent::Needed) needed = needed_ops(s);
     forward(node.children, r.inner, Pass::Replay, node.span, &refill, needed.empty() ? nullptr : &needed);
