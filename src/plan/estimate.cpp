@@ -224,6 +224,8 @@ std::vector<cost::Assumption> Estimator::assumptions() const {
   out.push_back({"allocator", fmt::format("caching allocator: {:.0f} % of allocated held in reserve", hardware_.allocator_reserve * 100)});
   out.push_back({"routing", run_.moe_imbalance == 1 ? "balanced routing: every rank gets the same number of rows"
                                                     : fmt::format("routing imbalance factor {:.2f}", run_.moe_imbalance)});
+  if (run_.stack == "native")
+    out.push_back({"provider", "stack native is priced with the upstream kernels' costs: its own are not described yet"});
   out.push_back({"overlap", "no overlap of communication with compute"});
   std::sort(out.begin(), out.end());
   return out;

@@ -49,8 +49,9 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
   std::vector<PlacedUnit> out;
   std::vector<std::pair<const OpList*, const TracedUnit*>> seen; // equal layers are looked up once
   const bool full = setting.granularity == Granularity::Full;
-  auto selective = [&](const OpList& list) {
-    return full ? std::vector<Span>{} : model::spans_for(list, setting.modules, setting.user_spans, run_.stack);
+  auto spans_of = [&](const OpList& list) {
+    // Under full granularity a module list is inert; native's cheap rebuilds stay on everywhere.
+    return full ? model::spans_for(list, {}, {}, run_.stack) : model::spans_for(list, setting.modules, setting.user_spans, run_.stack);
   };
   if (chunk.is_first) out.push_back({&traced(embedding_, {}, false)});
   for (std::int64_t i = 0; i < chunk.layers;) {
@@ -59,7 +60,7 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
     if (!full || (block && i >= setting.num_layers)) {
       const OpList& list = layer_list(layer);
       auto it = std::find_if(seen.begin(), seen.end(), [&](const auto& s) { return s.first == &list; });
-      if (it == seen.end()) it = seen.insert(seen.end(), {&list, &traced(list, selective(list), true)});
+      if (it == seen.end()) it = seen.insert(seen.end(), {&list, &traced(list, spans_of(list), true)});
       out.push_back({it->second, layer, 1});
       ++i;
       continue;
@@ -76,7 +77,7 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
     out.push_back({&traced(*list, model::full_spans(*list, run_.stack), true), layer, n});
     i += n;
   }
-  if (chunk.is_last) out.push_back({&traced(head_, selective(head_), true)});
+  if (chunk.is_last) out.push_back({&traced(head_, spans_of(head_), true)});
   return out;
 }
 
