@@ -33,7 +33,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   auto parts = split_groups(b, "split", mixed, g, sections);
   TensorId q = copy(b, "copy_q", parts[0], "q_copy", {N, n, hd}); // the reshape of strided heads copies
   TensorId gate = s.output_gate ? copy(b, "copy_gate", parts[3], "gate", {N, n, hd}) : -1;
-  TensorId k = parts[1];
+  TensorId k = parts[1]; // a view: its norm's backward reads it and so pins the whole projection
   if (s.whole_vector_qk_norm) {
     NormAttr whole_q = norm, whole_k = norm;
     whole_q.group = n * hd;
