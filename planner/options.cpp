@@ -120,13 +120,17 @@ void write_file(const std::string& path, const std::string& text) {
     throw Error(ErrorCode::Io, fmt::format("cannot {} '{}': {}", what, path, why));
   };
   errno = 0;
-  std::FILE* f = std::fopen(temporary.c_str(), "wb");
+  std::error_code ec;
+  const auto status = std::filesystem::status(path, ec);
+  const bool device = std::filesystem::exists(status) && !std::filesystem::is_regular_file(status); // never replaced
+  std::FILE* f = std::fopen(device ? path.c_str() : temporary.c_str(), "wb");
   if (!f) fail("write");
   const bool written = std::fwrite(text.data(), 1, text.size(), f) == text.size() && std::fflush(f) == 0;
   const int saved = errno;
   std::fclose(f);
   errno = saved;
   if (!written) fail("write");
+  if (device) return;
   if (std::rename(temporary.c_str(), path.c_str()) != 0) fail("replace");
 }
 

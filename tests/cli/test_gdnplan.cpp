@@ -97,6 +97,8 @@ TEST_CASE("no output file is left half written") {
   CHECK(!std::filesystem::exists(file));
   CHECK(plan({"plan", "tiny", "-o", folder.file("no/such/folder.json")}).status == 1);
   CHECK(plan({"plan", "tiny", "-o", file}).status == 0);
+  CHECK(plan({"plan", "tiny", "-o", "/dev/full"}).status == 1); // written to, never replaced
+  CHECK(std::filesystem::is_character_file("/dev/full"));
   std::ifstream in(file);
   CHECK(Json::parse(in)["schema"] == "gdnplan.plan/1");
   for (const auto& entry : std::filesystem::directory_iterator(folder.path))
