@@ -85,8 +85,11 @@ Case load(const ModelOptions& o) {
   if (!o.profiles_folder.empty()) folder = o.profiles_folder;
   if (!o.run_file.empty()) run = o.run_file;
   const config::Profiles profiles(folder);
-  Case c{profiles.model(o.model, o.settings, run), {}, {}};
+  Case c{profiles.model(o.model, o.settings, run), {}, {}, {}};
   c.hardware = profiles.hardware(o.hardware.empty() ? c.profile.hardware : o.hardware);
+  if (!o.run_file.empty()) c.overrides.push_back("--run " + o.run_file);
+  for (const config::Setting& s : o.settings)
+    if (s.key != "recompute_granularity" && s.key != "recompute_modules") c.overrides.push_back(s.key + "=" + s.value);
   for (const std::string& s : o.spans) c.profile.run.recompute.user_spans.push_back(parse_span(s));
   if (!o.budget.empty()) c.budget = parse_bytes(o.budget, "--budget");
   return c;

@@ -33,6 +33,7 @@ struct Case {
   config::ModelProfile profile;
   config::Hardware hardware;
   std::optional<Bytes> budget;
+  std::vector<std::string> overrides = {}; // "seq_length=8192": what flags and files changed
 };
 Case load(const ModelOptions& options);
 

@@ -22,7 +22,7 @@ Json json_head(const char* schema, const Case& c, const std::string& modules) {
   j["build"] = std::string(config::name_of(run.build));
   j["revision"] = run.revision.text();
   j["modules"] = modules;
-  j["run"] = {{"source", run.source}, {"gpus", run.parallel.gpus}, {"tp", run.parallel.tp}, {"cp", run.parallel.cp},
+  j["run"] = {{"source", run.source}, {"overrides", c.overrides}, {"gpus", run.parallel.gpus}, {"tp", run.parallel.tp}, {"cp", run.parallel.cp},
               {"pp", run.parallel.pp}, {"vp", run.parallel.vp}, {"ep", run.parallel.ep}, {"etp", run.parallel.etp},
               {"sequence_parallel", run.parallel.sequence_parallel}, {"micro_batch_size", run.micro_batch},
               {"global_batch_size", run.global_batch}, {"seq_length", run.seq},
@@ -80,7 +80,7 @@ void add_run(report::Document& d, const Case& c) {
            {"stack", megatron ? fmt::format("megatron, build {}, revision {}, L2 norm in {}", config::name_of(r.build), r.revision.text(),
                                             r.l2norm == config::L2Norm::Off ? "neither" : std::string(config::name_of(r.l2norm)))
                               : "native"},
-           {"run", r.source.empty() ? "given by flags" : r.source}});
+           {"run", (r.source.empty() ? "given by flags" : r.source) + (c.overrides.empty() ? "" : "; changed: " + join(c.overrides, ", "))}});
 }
 
 void add_notices(report::Document& d, const std::vector<plan::Notice>& notices) {

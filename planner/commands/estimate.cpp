@@ -24,6 +24,7 @@ struct EstimateCommand {
     const plan::Estimate e = estimator.evaluate(setting);
     const std::vector<plan::LayerEstimate> layers = estimator.layers(setting);
     std::vector<plan::Notice> notices = plan::setting_notices(estimator.workload(), setting);
+    for (plan::Notice& n : plan::unmodelled_notices(c.profile.model, c.profile.run)) notices.push_back(std::move(n));
     if (c.profile.run.stack == "megatron")
       if (auto notice = plan::fragmentation_notice(e)) notices.push_back(*notice);
     const std::vector<cost::Assumption> assumptions = estimator.assumptions();

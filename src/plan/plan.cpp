@@ -122,6 +122,12 @@ std::string why_inert(const Workload& w, const std::string& module) {
 
 } // namespace
 
+std::vector<Notice> unmodelled_notices(const config::Model& model, const config::Run& run) {
+  if (model::totals(model::parameter_table(model, run)).vision == 0) return {};
+  return {{"unmodelled.vision", fmt::format("vision tower ({}): its parameters are counted, its activations are not modelled",
+                                            config::name_of(run.vision))}};
+}
+
 std::optional<Notice> fragmentation_notice(const Estimate& e) {
   // Publicly reported failures at 70 to 80 % of a card: memory there is enough, contiguous memory is not.
   if (static_cast<double>(e.peak_bytes) < 0.70 * static_cast<double>(e.budget_bytes) || !e.fits) return std::nullopt;
@@ -280,9 +286,7 @@ void plan_notices(Plan& plan, Workload& w) {
     plan.notices.push_back({"culprit.logits", fmt::format("the loss sets the lowest peak ({} of logits): no recompute module changes it; "
                                                            "a fused or chunked cross entropy does",
                                                            format_gib(least->categories[Category::Logits]))});
-  const model::ParameterTotals parts = model::totals(model::parameter_table(w.model(), run));
-  if (parts.vision > 0)
-    plan.notices.push_back({"unmodelled.vision", "the vision tower's parameters are counted; its activations are not modelled"});
+  for (Notice& n : unmodelled_notices(w.model(), run)) plan.notices.push_back(std::move(n));
 }
 
 } // namespace

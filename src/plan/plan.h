@@ -58,6 +58,9 @@ Plan make_plan(const config::Model& model, const config::Run& run, const config:
 // What a list of modules does less than its names promise, for one setting.
 std::vector<Notice> setting_notices(Workload& workload, const Setting& setting);
 
+// Parts of the model that are counted and not modelled, by name.
+std::vector<Notice> unmodelled_notices(const config::Model& model, const config::Run& run);
+
 // Advice for an estimate that fits by capacity and is known to fail by fragmentation (70 % of the card
 // and more); nothing otherwise.
 std::optional<Notice> fragmentation_notice(const Estimate& estimate);
