@@ -78,7 +78,7 @@ const std::vector<Entry>& entries() {
       {OpKind::AllToAll, all_to_all, ""},
       {OpKind::AllGather, gather_columns, ""},
       {OpKind::ReduceScatter, elementwise, ""},
-      {OpKind::AllReduce, nullptr, "reductions belong to the linears, the embedding and the loss"},
+      {OpKind::AllReduce, elementwise, ""},
       {OpKind::RmsNorm, norm, ""},
       {OpKind::Linear, linear, ""},
       {OpKind::ConvSilu, conv, ""},

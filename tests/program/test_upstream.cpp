@@ -2,7 +2,6 @@
 
 #include <set>
 
-#include "core/error.h"
 #include "model/stack_lists.h"
 #include "model/upstream.h"
 #include "tests/program/lists.h"
@@ -83,15 +82,6 @@ TEST_CASE("every implemented kind occurs in a list of a stack, and every run of 
       CAPTURE(model::name_of(entry.kind));
       CHECK(seen.contains(entry.kind));
     }
-}
-
-TEST_CASE("a kind without an implementation is refused by name") {
-  model::Builder b("odd");
-  const model::TensorId x = b.input("x", DType::BF16, {4, 4});
-  const model::TensorId y = b.tensor("y", DType::BF16, {4, 4});
-  b.op("sum", OpKind::AllReduce, {x}, {y});
-  const model::OpList list = b.finish(y, 4);
-  CHECK_THROWS_AS(model::upstream_provider().work(list, list.ops[0], -1), Error);
 }
 
 TEST_CASE("executed FLOPs: GEMMs equal their model FLOPs, forward and each backward step") {

@@ -108,6 +108,12 @@ TensorId gather_columns(Builder& b, std::string name, TensorId x, std::int64_t r
   return y;
 }
 
+TensorId all_reduce(Builder& b, std::string name, TensorId x, std::vector<Collective> sums, std::string out) {
+  TensorId y = b.statistic(std::move(out), b.at(x).dtype, b.at(x).shape);
+  b.op(std::move(name), OpKind::AllReduce, {x}, {y}).collectives = std::move(sums);
+  return y;
+}
+
 TensorId scatter_rows(Builder& b, std::string name, TensorId x, std::int64_t ranks, std::string out) {
   TensorId y = b.tensor(std::move(out), b.at(x).dtype, {b.at(x).rows() / ranks, b.at(x).cols()});
   Op& op = b.op(std::move(name), OpKind::ReduceScatter, {x}, {y});

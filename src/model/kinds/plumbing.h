@@ -52,6 +52,9 @@ TensorId all_to_all(Builder& b, std::string name, TensorId x, std::string out, s
 // it (`reduce`), else takes its own columns.
 TensorId gather_columns(Builder& b, std::string name, TensorId x, std::int64_t ranks, bool reduce, std::string out);
 
+// Sum of a statistic over ranks, in a new storage; several groups one after the other. No backward.
+TensorId all_reduce(Builder& b, std::string name, TensorId x, std::vector<Collective> sums, std::string out);
+
 // This TP rank's rows of a tensor that all ranks hold. Backward gathers d:x.
 TensorId scatter_rows(Builder& b, std::string name, TensorId x, std::int64_t ranks, std::string out);
 

@@ -17,22 +17,21 @@ TopKOutputs top_k(Builder& b, std::string name, TensorId logits, const MoeAttr& 
   return out;
 }
 
-void router_loss(Builder& b, std::string name, TensorId logits, TensorId experts, const MoeAttr& attr,
-                 std::vector<Collective> sequence) {
-  TensorId counts = b.statistic("expert_counts", DType::Int32, {attr.experts});
-  Op& op = b.op(std::move(name), OpKind::RouterLoss, {logits, experts}, {counts}, attr);
-  op.effects = true;
-  op.collectives = std::move(sequence);
-  if (attr.aux_coeff > 0 || attr.z_coeff > 0)
-    op.steps.push_back({.name = "backward", .reads = {logits, counts}, .grad_writes = {logits}});
-}
-
 SortOutputs sort_slots(Builder& b, std::string name, const TopKOutputs& routing, std::int64_t rows, const MoeAttr& attr) {
   SortOutputs out{b.statistic("row_map", DType::Int32, b.at(routing.experts).shape),
+                  b.statistic("expert_counts", DType::Int32, {attr.experts}),
                   b.statistic("offsets", DType::Int32, {attr.experts + 1}), b.tensor("row_prob", DType::FP32, {rows})};
-  Op& op = b.op(std::move(name), OpKind::Sort, {routing.weights, routing.experts}, {out.row_map, out.offsets, out.row_prob}, attr);
+  Op& op = b.op(std::move(name), OpKind::Sort, {routing.weights, routing.experts},
+                {out.row_map, out.counts, out.offsets, out.row_prob}, attr);
   op.steps.push_back({.name = "backward", .reads = {out.row_map}, .grad_reads = {out.row_prob}, .grad_writes = {routing.weights}});
   return out;
+}
+
+void router_loss(Builder& b, std::string name, TensorId logits, TensorId counts, const MoeAttr& attr) {
+  Op& op = b.op(std::move(name), OpKind::RouterLoss, {logits, counts}, {}, attr);
+  op.effects = true;
+  if (attr.aux_coeff > 0 || attr.z_coeff > 0)
+    op.steps.push_back({.name = "backward", .reads = {logits, counts}, .grad_writes = {logits}});
 }
 
 TensorId gather_rows(Builder& b, std::string name, TensorId x, TensorId row_map, std::int64_t rows, const MoeAttr& attr,

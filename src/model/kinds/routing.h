@@ -17,21 +17,20 @@ struct TopKOutputs {
 // no gradient reaches (`expert_bias`).
 TopKOutputs top_k(Builder& b, std::string name, TensorId logits, const MoeAttr& attr, const ParamRef* expert_bias = nullptr);
 
-// Slots per expert [E] int32, summed over the `sequence` collectives (the ranks that hold other tokens
-// of the same sequences); adds load counters and the values of the auxiliary losses to the step's log,
-// in the forward pass only. Backward adds the losses' gradient to d:logits: it reads logits and counts,
-// and does not exist where both coefficients are 0.
-void router_loss(Builder& b, std::string name, TensorId logits, TensorId experts, const MoeAttr& attr,
-                 std::vector<Collective> sequence);
-
 struct SortOutputs {
   TensorId row_map;  // [T, k] int32: row of each slot, -1 where a full expert dropped it
+  TensorId counts;   // [E] int32: slots of each expert, dropped ones included
   TensorId offsets;  // [E + 1] int32: first row of each expert
   TensorId row_prob; // [rows] fp32: weight of each row, 0 on padding
 };
 // Stable counting sort of the slots by expert. `rows` = T k, or E * attr.capacity where experts are
 // padded. Backward gathers d:weights through the row map.
 SortOutputs sort_slots(Builder& b, std::string name, const TopKOutputs& routing, std::int64_t rows, const MoeAttr& attr);
+
+// Load counters and the values of the auxiliary losses go to the step's log, in the forward pass only.
+// `counts` [E]: slots of each expert on all ranks that share the sequences. Backward adds the losses'
+// gradient to d:logits; it reads both, and does not exist where both coefficients are 0.
+void router_loss(Builder& b, std::string name, TensorId logits, TensorId counts, const MoeAttr& attr);
 
 // Copies each token to the rows of its slots: x [T, h] -> [rows, h], zeros on padding. Backward sums
 // each token's rows in order of its slots; it reads the row map.

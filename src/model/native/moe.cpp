@@ -57,8 +57,10 @@ TensorId moe(Builder& b, TensorId m, const config::Model& model, const config::R
   b.list().ops.back().model_flops = 0; // as Megatron counts: no router
   const ParamRef bias = b.param("moe.expert_bias", s.experts, DType::FP32);
   TopKOutputs routing = top_k(b, "top_k", logits, a, a.sigmoid ? &bias : nullptr);       // [T, k]
-  router_loss(b, "router_loss", logits, routing.experts, a, over_the_sequence(d, s.experts));
   SortOutputs sorted = sort_slots(b, "sort", routing, sent, a);
+  TensorId load = sorted.counts;                                                         // [E]
+  if (const auto sums = over_the_sequence(d, s.experts); !sums.empty()) load = all_reduce(b, "load", load, sums, "load");
+  router_loss(b, "router_loss", logits, load, a);
   TensorId rows = gather_rows(b, "gather", mn, sorted.row_map, sent, a, "rows");         // [T k, h]
   TensorId prob = sorted.row_prob, offsets = sorted.offsets, counts = -1;
   if (over.any()) {
