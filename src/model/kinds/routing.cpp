@@ -19,10 +19,10 @@ TopKOutputs top_k(Builder& b, std::string name, TensorId logits, const MoeAttr& 
 
 SortOutputs sort_slots(Builder& b, std::string name, const TopKOutputs& routing, std::int64_t rows, const MoeAttr& attr) {
   SortOutputs out{b.statistic("row_map", DType::Int32, b.at(routing.experts).shape),
-                  b.statistic("expert_counts", DType::Int32, {attr.experts}),
-                  b.statistic("offsets", DType::Int32, {attr.experts + 1}), b.tensor("row_prob", DType::FP32, {rows})};
+                  b.statistic("offsets", DType::Int32, {attr.experts + 1}), b.tensor("row_prob", DType::FP32, {rows}),
+                  b.statistic("expert_counts", DType::Int32, {attr.experts})};
   Op& op = b.op(std::move(name), OpKind::Sort, {routing.weights, routing.experts},
-                {out.row_map, out.counts, out.offsets, out.row_prob}, attr);
+                {out.row_map, out.offsets, out.row_prob, out.counts}, attr);
   op.steps.push_back({.name = "backward", .reads = {out.row_map}, .grad_reads = {out.row_prob}, .grad_writes = {routing.weights}});
   return out;
 }

@@ -19,9 +19,9 @@ TopKOutputs top_k(Builder& b, std::string name, TensorId logits, const MoeAttr& 
 
 struct SortOutputs {
   TensorId row_map;  // [T, k] int32: row of each slot, -1 where a full expert dropped it
-  TensorId counts;   // [E] int32: slots of each expert, dropped ones included
   TensorId offsets;  // [E + 1] int32: first row of each expert
   TensorId row_prob; // [rows] fp32: weight of each row, 0 on padding
+  TensorId counts;   // [E] int32: slots of each expert, dropped ones included
 };
 // Stable counting sort of the slots by expert. `rows` = T k, or E * attr.capacity where experts are
 // padded. Backward gathers d:weights through the row map.
