@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "core/units.h"
+
 namespace gdn::reference {
 namespace {
 
-constexpr int64 kRows = 16, kDepth = 256, kCols = 64; // one tile product
+constexpr int64 kRows = 16, kDepth = 256, kCols = 64; // largest tile product
 constexpr int64 kBlock = 32 * kRows;                  // rows that share a packed tile of b
 
 template <class A> using Matrix = Eigen::Matrix<A, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
@@ -40,22 +42,27 @@ template <class O, class TA, class TB>
 void product(int64 m, int64 n, int64 k, Strided<TA> a, Strided<TB> b, const Acc<O>* bias,
              Mat<O> out, Write write) {
   using A = Acc<O>;
-  Matrix<A> ta(kRows, kDepth), tb(kDepth, kCols), tc(std::min(kBlock, m + kRows), kCols);
+  // One tile shape per (n, k), whatever the number of rows.
+  const int64 tile_depth = std::min(kDepth, round_up(k, 16));
+  const int64 tile_cols = std::min(kCols, round_up(n, 16));
+  Matrix<A> ta(kRows, tile_depth), tb(tile_depth, tile_cols);
+  Matrix<A> tc(std::min(kBlock, round_up(m, kRows)), tile_cols);
   for (int64 i0 = 0; i0 < m; i0 += kBlock) {
     const int64 block = std::min(kBlock, m - i0);
-    for (int64 j0 = 0; j0 < n; j0 += kCols) {
-      const int64 cols = std::min(kCols, n - j0);
+    for (int64 j0 = 0; j0 < n; j0 += tile_cols) {
+      const int64 cols = std::min(tile_cols, n - j0);
       tc.setZero();
-      for (int64 k0 = 0; k0 < k; k0 += kDepth) {
-        const int64 depth = std::min(kDepth, k - k0);
-        pack(moved(b, k0, j0), depth, cols, kDepth, kCols, tb.data());
+      for (int64 k0 = 0; k0 < k; k0 += tile_depth) {
+        const int64 depth = std::min(tile_depth, k - k0);
+        pack(moved(b, k0, j0), depth, cols, tile_depth, tile_cols, tb.data());
         for (int64 i = 0; i < block; i += kRows) {
-          pack(moved(a, i0 + i, k0), std::min(kRows, block - i), depth, kRows, kDepth, ta.data());
-          tile_product(kRows, kCols, kDepth, A(1), ta.data(), tb.data(), tc.data() + i * kCols);
+          const int64 rows = std::min(kRows, block - i);
+          pack(moved(a, i0 + i, k0), rows, depth, kRows, tile_depth, ta.data());
+          tile_product(kRows, tile_cols, tile_depth, A(1), ta.data(), tb.data(), &tc(i, 0));
         }
       }
       for (int64 i = 0; i < block; ++i) {
-        A* c = tc.data() + i * kCols;
+        A* c = &tc(i, 0);
         if (bias)
           for (int64 j = 0; j < cols; ++j) c[j] += bias[j0 + j];
         store_row(c, cols, &out(i0 + i, j0), write);

@@ -1,9 +1,10 @@
 #pragma once
 #include "reference/detail.h"
 
-// Matrix product on tiles of a fixed, zero-padded size. Every element of the result is computed by
-// the same code on the same tile shape wherever it lies, so it does not depend on the number of
-// rows, on the alignment of the operands or on threads; Eigen alone promises none of these.
+// Matrix product on tiles of a fixed size, padded with zeros. Every element of the result is
+// computed by the same code on the same tile shape wherever it lies, so it does not depend on the
+// number of rows, on the alignment of the operands or on threads; Eigen alone promises none of
+// these.
 namespace gdn::reference {
 
 // c [m, n] += factor * a [m, k] b [k, n], all contiguous: Eigen's product, compiled here only.
