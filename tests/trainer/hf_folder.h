@@ -23,9 +23,9 @@ struct HfFolder {
   bool sharded = false;      // two files and an index
   DType dtype = DType::BF16; // A_log stays FP32, as Qwen3.5 stores it
 
-  static constexpr int kHidden = 8, kVocab = 12, kLayers = 2, kFfn = 6, kExpertFfn = 4, kExperts = 3;
+  static constexpr int kHidden = 8, kVocab = 12, kLayers = 2, kFfn = 6, kExpertFfn = 8, kExperts = 3;
   static constexpr int kKeyHeads = 2, kValueHeads = 6, kKeyDim = 3, kValueDim = 5; // r = 3
-  static constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 4;
+  static constexpr int kHeads = 4, kKvHeads = 2, kHeadDim = 8;
 
   bool next() const { return type == "qwen3_next"; }
   bool moe() const { return next() || type.starts_with("qwen3_5_moe"); }

@@ -79,7 +79,7 @@ Checkpoint::Checkpoint(const std::filesystem::path& folder, const config::Model&
     std::vector<std::string> what;
     if (!missing.empty()) what.push_back(fmt::format("{} missing ({})", missing.size(), first_few(missing)));
     if (!unknown.empty()) what.push_back(fmt::format("{} unknown ({})", unknown.size(), first_few(unknown)));
-    throw Error(ErrorCode::Checkpoint, fmt::format("{}: tensors do not match config.json, model_type {}: {}",
+    throw Error(ErrorCode::Checkpoint, fmt::format("{}: tensors are not those of the model (model_type {}): {}",
                                                    folder.string(), naming_.model_type, fmt::join(what, "; ")));
   }
   check();
@@ -92,7 +92,7 @@ void Checkpoint::check() const {
       throw Error(ErrorCode::Checkpoint, fmt::format("{}: tensor '{}': {}", stored.file->path().string(), t.name, message));
     };
     if (stored.info->shape != t.shape)
-      fail(fmt::format("shape {}, expected {} by config.json", text_of(stored.info->shape), text_of(t.shape)));
+      fail(fmt::format("shape {}, the model has {}", text_of(stored.info->shape), text_of(t.shape)));
     if (stored.info->dtype != DType::BF16 && stored.info->dtype != DType::FP32)
       fail(fmt::format("dtype {}; weights are read in BF16 or F32", safetensors_name(stored.info->dtype)));
     if (!t.copy) continue;
