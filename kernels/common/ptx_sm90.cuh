@@ -30,6 +30,23 @@ __device__ __forceinline__ float bf16_high(std::uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
 
+// Keeps an address in its register: left to itself the compiler derives it anew for every use.
+__device__ __forceinline__ std::uint32_t kept(std::uint32_t address) {
+  asm volatile("" : "+r"(address));
+  return address;
+}
+
+__device__ __forceinline__ float2 load_shared_pair(std::uint32_t address) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+__device__ __forceinline__ float load_shared(std::uint32_t address) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address));
+  return x;
+}
+
 // --- barriers -------------------------------------------------------------------------------
 
 __device__ __forceinline__ void barrier_init(std::uint64_t* bar, std::uint32_t arrivals) {
@@ -45,11 +62,14 @@ __device__ __forceinline__ void barrier_expect(std::uint64_t* bar, std::uint32_t
                "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void barrier_arrive(std::uint32_t bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 __device__ __forceinline__ void barrier_arrive(std::uint64_t* bar) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
+  barrier_arrive(smem_address(bar));
 }
 // Waits until the phase of parity `parity` has completed.
-__device__ __forceinline__ void barrier_wait(std::uint64_t* bar, std::uint32_t parity) {
+__device__ __forceinline__ void barrier_wait(std::uint32_t bar, std::uint32_t parity) {
   asm volatile("{\n"
                ".reg .pred done;\n"
                "again:\n"
@@ -57,9 +77,12 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* bar, std::uint32_t p
                "@done bra finished;\n"
                "bra again;\n"
                "finished:\n"
-               "}\n" ::"r"(smem_address(bar)),
+               "}\n" ::"r"(bar),
                "r"(parity)
                : "memory");
+}
+__device__ __forceinline__ void barrier_wait(std::uint64_t* bar, std::uint32_t parity) {
+  barrier_wait(smem_address(bar), parity);
 }
 // Barrier `id` (1..15) among `threads` threads of the CTA.
 __device__ __forceinline__ void named_barrier(int id, int threads) {

@@ -14,6 +14,8 @@
 //   dv   = beta E
 // q and k are the raw rows; the norms sit in the factors, and the gradient of the norm is applied once
 // per key head at the end.
+#include <cstddef>
+
 #include "kernels/common/check.h"
 #include "kernels/gdn/rule_kernels.h"
 #include "kernels/gdn/rule_tiles.cuh"
@@ -292,14 +294,14 @@ __device__ __forceinline__ void write_dg(const RuleArgs& a, const float (*w)[kCh
 }
 
 // Through the norm, if any: d = d - rho^2 (d . x) x; then rounded into the tile that held x.
-__device__ __forceinline__ void finish_rows(float (&d)[32], char* tile, const float* rho,
+__device__ __forceinline__ void finish_rows(float (&d)[32], char* tile, const float (&rho)[2],
                                             const float (*dots)[kChunk], bool l2_norm,
                                             const Lane& at, int own_barrier) {
   if (l2_norm) {
 #pragma unroll
     for (int x = 0; x < 2; ++x) {
       const int row = at.row() + 8 * x;
-      const float along = rho[row] * rho[row] * (dots[0][row] + dots[1][row]);
+      const float along = rho[x] * rho[x] * (dots[0][row] + dots[1][row]);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const float2 pair = pair_at(tile, row, n, at.t);
@@ -312,6 +314,9 @@ __device__ __forceinline__ void finish_rows(float (&d)[32], char* tile, const fl
   store_tile(smem_address(tile), at, d);
 }
 
+// Distance of a member of Shared from its start, in units of a descriptor.
+#define GDN_TILES(member) static_cast<std::uint32_t>(offsetof(Shared, member) >> 4)
+
 template <int kTiles>
 __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
   using L = Layout<kTiles>;
@@ -320,13 +325,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
   const int thread = threadIdx.x % kWarpgroup;
   const int warp = threadIdx.x / 32;       // 0..7
   constexpr std::uint32_t kRowsWord = kTiles * kNextTile; // between the stages of Z, E, dO
-  const struct {
-    std::uint32_t q, k, d, f, state, d_state, z, e, d_o;
-  } words = {descriptor(smem_address(s.q)),     descriptor(smem_address(s.k)),
-             descriptor(smem_address(s.d)),     descriptor(smem_address(s.f)),
-             descriptor(smem_address(s.state)), descriptor(smem_address(s.d_state)),
-             descriptor(smem_address(s.z)),     descriptor(smem_address(s.e)),
-             descriptor(smem_address(s.d_o))};
+  using Shared = typename L::Shared;
+  const std::uint32_t base = descriptor(smem_address(&s));
   char* const own_q = s.q + me * kTileBytes;
   char* const own_k = s.k + me * kTileBytes;
   const std::int64_t items = static_cast<std::int64_t>(a.offsets[a.sequences]) * a.key_heads;
@@ -347,7 +347,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
 
     float raw[32]; // q k^T in warpgroup 0, k k^T in warpgroup 1
     products_begin();
-    token_product<kKeyTiles>(raw, me == 0 ? words.q : words.k, words.k);
+    token_product<kKeyTiles>(raw, base + (me == 0 ? GDN_TILES(q) : GDN_TILES(k)), base + GDN_TILES(k));
     products_commit();
     float dq[32] = {}, dk[32] = {};
     products_wait<0>(raw);
@@ -356,8 +356,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       const int i = __shfl_sync(~0u, rows.stage, 0); // uniform, for the descriptors' sake
       const int value_head = key_head * a.group + h;
       const auto& factors = s.factors[i];
-      const std::uint32_t d_o = words.d_o + i * kRowsWord, e = words.e + i * kRowsWord,
-                          z = words.z + i * kRowsWord;
+      const std::uint32_t tiles = kept(base); // or their descriptors are kept, and spilled
+      const std::uint32_t rows_at = tiles + i * kRowsWord, half = me * kNextTile;
       barrier_wait(&s.rows_full[i], rows.parity);
       if (chunk.rows < kChunk) { // Z and E are zero there already
         zero_tail(s.d_o[i], kTiles, chunk.rows, threadIdx.x, kMath);
@@ -368,13 +368,29 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       // D or F, and H1 behind it
       float mixed[32], h1[32];
       products_begin();
-      token_product<kTiles>(mixed, me == 0 ? d_o : e, z);
+      token_product<kTiles>(mixed, rows_at + (me == 0 ? GDN_TILES(d_o) : GDN_TILES(e)),
+                            rows_at + GDN_TILES(z));
       products_commit();
       barrier_wait(&s.states_full, states.parity);
       products_begin();
-      state_product<kTiles>(h1, d_o, words.state + me * kNextTile);
+      state_product<kTiles>(h1, rows_at + GDN_TILES(d_o), tiles + half + GDN_TILES(state));
       products_commit();
       products_wait<1>(mixed);
+      named_barrier(kMathBarrier, kMath); // nobody reads the last head's D and F any more
+      // The diagonal of E Z^T is dbeta: warp w holds it in column tiles 2w (row g) and 2w + 1.
+      const bool holds_diagonal = at.t == at.g / 2;
+      if (me == 1) {
+        float diagonal[2] = {};
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+          if (n / 2 == at.warp)
+            diagonal[n % 2] = at.g % 2 == 0 ? mixed[4 * n + 2 * (n % 2)] : mixed[4 * n + 2 * (n % 2) + 1];
+        const std::int64_t out =
+            (static_cast<std::int64_t>(chunk.first_token) + at.row()) * a.value_heads + value_head;
+        if (holds_diagonal && at.row() < chunk.rows) a.dbeta[out] = diagonal[0];
+        if (holds_diagonal && at.row() + 8 < chunk.rows)
+          a.dbeta[out + 8 * a.value_heads] = diagonal[1];
+      }
       {
         float left[2], gamma[2], sums[32];
 #pragma unroll
@@ -384,26 +400,31 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
           left[x] = me == 0 ? a.scale * factors[kQueryNorm][row]
                             : -factors[kKeyNorm][row] * factors[kBeta][row];
         }
+        const int above = at.row() - 2 * at.t - me; // of element (n, x, y): above + 8 x - 8 n - y >= 0
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
           const int j = 8 * n + 2 * at.t;
           const float2 gamma_j = *reinterpret_cast<const float2*>(&factors[kGamma][j]);
           const float2 norm = *reinterpret_cast<const float2*>(&factors[kKeyNorm][j]);
           const float2 beta = *reinterpret_cast<const float2*>(&factors[kBeta][j]);
+          const float right[2] = {norm.x * beta.x, norm.y * beta.y};
 #pragma unroll
           for (int x = 0; x < 2; ++x)
 #pragma unroll
             for (int y = 0; y < 2; ++y) {
-              const int index = 4 * n + 2 * x + y, row = at.row() + 8 * x, column = j + y;
-              const float right = y == 0 ? norm.x * beta.x : norm.y * beta.y;
-              const float decay = exp2_fast(gamma[x] - (y == 0 ? gamma_j.x : gamma_j.y));
-              if (me == 1 && row == column && row < chunk.rows)
-                a.dbeta[(static_cast<std::int64_t>(chunk.first_token) + row) * a.value_heads +
-                        value_head] = mixed[index];
-              const bool keep = me == 0 ? row >= column : row > column;
-              mixed[index] = keep ? mixed[index] * decay * left[x] * right : 0.0f;
-              sums[index] = row > column ? mixed[index] * raw[index] : 0.0f;
+              const int index = 4 * n + 2 * x + y;
+              const float exponent = gamma[x] - (y == 0 ? gamma_j.x : gamma_j.y);
+              const float decay = exp2_fast(above >= 8 * n + y - 8 * x ? exponent : -INFINITY);
+              mixed[index] *= decay * (left[x] * right[y]);
+              sums[index] = mixed[index] * raw[index];
             }
+        }
+        if (me == 0) { // the diagonal of D carries e^0: no gate gradient
+#pragma unroll
+          for (int n = 0; n < 8; ++n)
+            if (n / 2 == at.warp && holds_diagonal)
+              sums[4 * n + 2 * (n % 2) + 0] *= at.g % 2 == 0 ? 0.0f : 1.0f,
+                  sums[4 * n + 2 * (n % 2) + 1] *= at.g % 2 == 0 ? 1.0f : 0.0f;
         }
         store_tile(smem_address(me == 0 ? s.d : s.f), at, mixed);
         straddling_sums(s.w[buffer][warp], sums, at);
@@ -413,8 +434,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       products_wait<0>(h1);
       float h2[32], h3[32];
       products_begin();
-      state_product<kTiles>(h2, e, words.state + me * kNextTile);
-      state_product<kTiles>(h3, z, words.d_state + me * kNextTile);
+      state_product<kTiles>(h2, rows_at + GDN_TILES(e), tiles + half + GDN_TILES(state));
+      state_product<kTiles>(h3, rows_at + GDN_TILES(z), tiles + half + GDN_TILES(d_state));
       products_commit();
       const int low = at.row(), high = at.row() + 8;
       float y[2] = {}, z_dot[2] = {};
@@ -452,19 +473,22 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       pin(dq);
       pin(dk);
       products_begin();
-      mix_product<Contract::kAlongRow>(dq, words.d, words.k + me * kNextTile);
-      mix_product<Contract::kAcrossRows>(dk, words.d, words.q + me * kNextTile);
-      mix_product<Contract::kAlongRow>(dk, words.f, words.k + me * kNextTile);
-      mix_product<Contract::kAcrossRows>(dk, words.f, words.k + me * kNextTile);
+      mix_product<Contract::kAlongRow>(dq, tiles + GDN_TILES(d), tiles + half + GDN_TILES(k));
+      mix_product<Contract::kAcrossRows>(dk, tiles + GDN_TILES(d), tiles + half + GDN_TILES(q));
+      mix_product<Contract::kAlongRow>(dk, tiles + GDN_TILES(f), tiles + half + GDN_TILES(k));
+      mix_product<Contract::kAcrossRows>(dk, tiles + GDN_TILES(f), tiles + half + GDN_TILES(k));
       products_commit();
       if (warp == 0)
         write_dg(a, s.w[buffer], s.y[buffer], s.z_dot[buffer], s.c[buffer], decay, chunk, value_head,
                  at.lane);
       products_wait<0>(dq, dk);
-      named_barrier(kMathBarrier, kMath); // D and F may be overwritten
     }
 
-    // Norm and output of dq, dk. rho of the key head, from the last value head's factors.
+    // Norm and output of dq, dk; rho is that of any value head of the key head.
+    const float* rho = a.factors + ((item / a.key_heads) * a.value_heads + key_head * a.group) *
+                                       kFactors * kChunk + at.row();
+    const float rho_q[2] = {rho[kQueryNorm * kChunk], rho[kQueryNorm * kChunk + 8]};
+    const float rho_k[2] = {rho[kKeyNorm * kChunk], rho[kKeyNorm * kChunk + 8]};
     if (a.l2_norm) {
       float dot_q[2] = {}, dot_k[2] = {};
 #pragma unroll
@@ -487,11 +511,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       }
       named_barrier(kMathBarrier, kMath);
     }
-    const float* rho = a.factors + ((item / a.key_heads) * a.value_heads + key_head * a.group) *
-                                       kFactors * kChunk;
-    finish_rows(dq, own_q, rho + kQueryNorm * kChunk, s.norm_dot[0], a.l2_norm, at,
-                kOwnBarrier + me);
-    finish_rows(dk, own_k, rho + kKeyNorm * kChunk, s.norm_dot[1], a.l2_norm, at, kOwnBarrier + me);
+    finish_rows(dq, own_q, rho_q, s.norm_dot[0], a.l2_norm, at, kOwnBarrier + me);
+    finish_rows(dk, own_k, rho_k, s.norm_dot[1], a.l2_norm, at, kOwnBarrier + me);
     named_barrier(kOwnBarrier + me, kWarpgroup);
     const std::int64_t first = (static_cast<std::int64_t>(chunk.first_token) * a.key_heads + key_head) *
                                    a.key_dim + 64 * me;
@@ -503,6 +524,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
     if (at.lane == 0) barrier_arrive(&s.keys_empty);
   }
 }
+
+#undef GDN_TILES
 
 // Rows past the last sequence.
 __device__ void zero_padding(const RuleArgs& a) {

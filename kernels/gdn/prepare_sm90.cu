@@ -150,39 +150,50 @@ __device__ __forceinline__ void merge_column(const Shared& s, std::uint32_t tile
   }
 }
 
-// Log decay inside the chunk, from g (inclusive prefix sum) or as saved, and beta; one warp, two rows a
-// lane. Past the end: the last valid row's decay, beta 0.
-__device__ __forceinline__ void load_gates(const RuleArgs& a, Shared& s, int slot, int head,
-                                           const GdnChunk& chunk, int lane) {
+// Decay and write strength of two rows of one value head, one warp a head; fetched ahead of their use.
+struct Gates {
+  float decay[2], beta[2]; // decay: g, or its prefix sum as saved
+};
+
+__device__ __forceinline__ Gates fetch_gates(const RuleArgs& a, int head, const GdnChunk& chunk,
+                                             int lane) {
   const int i = 2 * lane;
-  const std::int64_t at = (static_cast<std::int64_t>(chunk.first_token) + i) * a.value_heads + head;
-  const bool first = i < chunk.rows, second = i + 1 < chunk.rows;
-  float gamma0, gamma1;
-  if (a.gamma != nullptr) {
-    const std::int64_t last =
-        (static_cast<std::int64_t>(chunk.first_token) + chunk.rows - 1) * a.value_heads + head;
-    gamma0 = a.gamma[first ? at : last];
-    gamma1 = a.gamma[second ? at + a.value_heads : last];
-  } else {
-    const float g0 = first ? a.g[at] : 0.0f, g1 = second ? a.g[at + a.value_heads] : 0.0f;
-    gamma1 = g0 + g1;
+  const std::int64_t start = static_cast<std::int64_t>(chunk.first_token) * a.value_heads + head;
+  const float* decay = a.gamma != nullptr ? a.gamma : a.g;
+  Gates gates;
+#pragma unroll
+  for (int x = 0; x < 2; ++x) {
+    const bool valid = i + x < chunk.rows;
+    // Past the end: the last valid row's prefix sum, or g = 0, which comes to the same.
+    const std::int64_t row = valid ? i + x : chunk.rows - 1;
+    gates.decay[x] = valid || a.gamma != nullptr ? decay[start + row * a.value_heads] : 0.0f;
+    gates.beta[x] = valid ? a.beta[start + row * a.value_heads] : 0.0f;
+  }
+  return gates;
+}
+
+__device__ __forceinline__ void place_gates(const RuleArgs& a, Shared& s, const Gates& gates, int slot,
+                                            int head, const GdnChunk& chunk, int lane) {
+  const int i = 2 * lane;
+  float gamma0 = gates.decay[0], gamma1 = gates.decay[1];
+  if (a.gamma == nullptr) { // inclusive prefix sum
+    gamma1 += gamma0;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const float before = __shfl_up_sync(~0u, gamma1, step);
       if (lane >= step) gamma1 += before;
     }
     const float before = __shfl_up_sync(~0u, gamma1, 1);
-    gamma0 = (lane == 0 ? 0.0f : before) + g0;
+    if (lane > 0) gamma0 += before;
   }
   if (a.gamma_out != nullptr) {
-    if (first) a.gamma_out[at] = gamma0;
-    if (second) a.gamma_out[at + a.value_heads] = gamma1;
+    const std::int64_t at = (static_cast<std::int64_t>(chunk.first_token) + i) * a.value_heads + head;
+    if (i < chunk.rows) a.gamma_out[at] = gamma0;
+    if (i + 1 < chunk.rows) a.gamma_out[at + a.value_heads] = gamma1;
   }
   constexpr float kLog2e = 1.4426950408889634f;
-  s.gamma[slot][i] = gamma0 * kLog2e;
-  s.gamma[slot][i + 1] = gamma1 * kLog2e;
-  s.beta[slot][i] = first ? a.beta[at] : 0.0f;
-  s.beta[slot][i + 1] = second ? a.beta[at + a.value_heads] : 0.0f;
+  *reinterpret_cast<float2*>(&s.gamma[slot][i]) = make_float2(gamma0 * kLog2e, gamma1 * kLog2e);
+  *reinterpret_cast<float2*>(&s.beta[slot][i]) = make_float2(gates.beta[0], gates.beta[1]);
 }
 
 // Inverse norm of a row of 128 columns, two threads a row.
@@ -244,6 +255,9 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
       load_box(s.k + half * kTileBytes, &a.k, &s.loaded, 64 * half, key_head, chunk.first_token);
     }
   }
+  const int first_head = key_head * a.group;
+  Gates gates{};
+  if (at.warp < min(2, a.group)) gates = fetch_gates(a, first_head + at.warp, chunk, at.lane);
   __syncthreads();
   barrier_wait(&s.loaded, 0);
   if (chunk.rows < kChunk) {
@@ -290,10 +304,11 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
 
   for (int first = 0; first < a.group; first += 2) {
     const int heads = min(2, a.group - first);
-    const std::int64_t head0 = chunk_index * a.value_heads + key_head * a.group + first;
+    const std::int64_t head0 = chunk_index * a.value_heads + first_head + first;
     __syncthreads();
-    if (at.warp < heads)
-      load_gates(a, s, at.warp, key_head * a.group + first + at.warp, chunk, at.lane);
+    if (at.warp < heads) place_gates(a, s, gates, at.warp, first_head + first + at.warp, chunk, at.lane);
+    if (at.warp < min(2, a.group - first - 2)) // the next pair's
+      gates = fetch_gates(a, first_head + first + 2 + at.warp, chunk, at.lane);
     __syncthreads();
 
     const int slot = thread / 64;
@@ -358,7 +373,7 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
       merge_column(s, smem_address(h == 0 ? s.n0 : s.n1), h, h == 0 ? at.warp : 3 - at.warp, at);
     __syncthreads();
     for (int h = 0; h < heads; ++h) {
-      const int head = key_head * a.group + first + h;
+      const int head = first_head + first + h;
       write_rows(a.n_out + (static_cast<std::int64_t>(chunk.first_token) * a.value_heads + head) *
                                kChunk,
                  static_cast<std::int64_t>(a.value_heads) * kChunk, h == 0 ? s.n0 : s.n1,

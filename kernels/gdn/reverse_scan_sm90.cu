@@ -3,6 +3,8 @@
 //   dU = P^T dO + (rho e^(gamma_last-gamma)) K D        E = dU - N^T (beta dU)
 //   D <- e^gamma_last D + (s rho e^gamma Q)^T dO - (rho e^gamma K)^T (beta E)
 // Hands D and E of every chunk to the gradient kernel.
+#include <cstddef>
+
 #include "kernels/common/check.h"
 #include "kernels/gdn/rule_kernels.h"
 #include "kernels/gdn/rule_tiles.cuh"
@@ -19,9 +21,11 @@ struct Layout {
   static constexpr int kK = 0, kQ = 2, kDo = 4, kN = kDo + kGroups, kP = kN + 1;
   struct Shared {
     char tiles[kStages][kTiles][kTileBytes];
-    char state[kGroups][kStateBytes];
+    char state[kGroups][2][kStateBytes];         // images on their way out
     float factors[kStages][kReverseFactors][kChunk];
-    std::uint64_t full[kStages], empty[kStages];
+    std::uint64_t full[kStages], empty[kStages]; // of the ring's stages
+    std::uint64_t result_full[kStages][kGroups]; // a stage holds a chunk's E
+    std::uint64_t state_empty[kGroups][2];       // a state image has left shared memory
   };
 };
 
@@ -61,15 +65,38 @@ __device__ __forceinline__ void add_to_state(float (&state)[64], const std::uint
                                    tokens + step_offset<Contract::kAcrossRows>(k));
 }
 
+// One warp: takes the results of math warpgroup `me` from shared memory, then frees the stage.
+template <int kGroups>
+__device__ void write(const RuleArgs& a, typename Layout<kGroups>::Shared& s, const ScanItem& item) {
+  using L = Layout<kGroups>;
+  if (threadIdx.x % 32 != 0) return;
+  const int me = threadIdx.x / 32 - 4 * kGroups - 1;
+  Ring<L::kStages> ring;
+  for (int done = 0; done < item.chunks; ++done, ring.advance()) {
+    const int i = ring.stage;
+    const std::int64_t image =
+        (static_cast<std::int64_t>(item.first_chunk + item.chunks - 1 - done) * a.value_heads +
+         item.head) * a.value_tiles + item.first_tile + me;
+    barrier_wait(&s.result_full[i][me], ring.parity);
+    store_bulk(a.d_states + image * kStateBytes, s.state[me][done & 1], kStateBytes);
+    store_bulk(a.e + image * kTileBytes, s.tiles[i][L::kDo + me], kTileBytes);
+    store_commit();
+    store_wait_read<0>();
+    barrier_arrive(&s.empty[i]);
+    barrier_arrive(&s.state_empty[me][done & 1]);
+  }
+  store_wait<0>();
+}
+
 template <int kGroups>
 __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, const ScanItem& item) {
   using L = Layout<kGroups>;
+  using Shared = typename L::Shared;
   constexpr std::uint32_t kStageWord = L::kTiles * kNextTile;
   const Lane at;
   const int me = threadIdx.x / kWarpgroup;
   const int tile = item.first_tile + me;
-  const int own_barrier = 2 + me;
-  const bool leader = threadIdx.x % kWarpgroup == 0;
+  const std::uint32_t base = kept(smem_address(&s));
   const std::int64_t state_at =
       (static_cast<std::int64_t>(item.sequence) * a.value_heads + item.head) * a.key_dim *
       a.value_dim;
@@ -80,16 +107,18 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
              a.value_dim, 64 * tile, at);
 
   Ring<L::kStages> ring;
-  int previous = -1;
-  for (int c = item.chunks - 1; c >= 0; --c, ring.advance()) {
+  if (item.chunks > 0) barrier_wait(&s.full[0], 0);
+  for (int done = 0; done < item.chunks; ++done) {
     const int i = __shfl_sync(~0u, ring.stage, 0); // uniform, for the descriptors' sake
     const std::uint32_t stage = tiles + i * kStageWord;
-    const auto& factors = s.factors[i];
+    const std::uint32_t own_tile = base + static_cast<std::uint32_t>(offsetof(Shared, tiles)) +
+                                   (i * L::kTiles + L::kDo + me) * kTileBytes; // dO, later E
+    const std::uint32_t factors = base + static_cast<std::uint32_t>(offsetof(Shared, factors)) +
+                                  i * kReverseFactors * kChunk * 4 + 8 * at.t;
     auto factor = [&](int which, int n) {
-      return *reinterpret_cast<const float2*>(&factors[which][8 * n + 2 * at.t]);
+      return load_shared_pair(factors + (which * kChunk + 8 * n) * 4);
     };
-    barrier_wait(&s.full[i], ring.parity);
-    if (c == item.chunks - 1 && item.last_rows < kChunk) {
+    if (done == 0 && item.last_rows < kChunk) {
       // what lies behind the sequence may be anything: K, Q and the dO slices
       zero_tail(s.tiles[i][0], 4 + kGroups, item.last_rows, threadIdx.x, kGroups * kWarpgroup);
       fence_async_proxy();
@@ -110,7 +139,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
 
     // dO, transposed: the operand of P^T dO, and scaled that of the state update
     std::uint32_t d_o[16], read[16];
-    load_tile_transposed(smem_address(s.tiles[i][L::kDo + me]), at, d_o);
+    load_tile_transposed(own_tile, at, d_o);
     float e[32];
     products_begin();
 #pragma unroll
@@ -128,12 +157,13 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
       }
     }
 
-    if (leader) store_wait_read<0>();
-    named_barrier(own_barrier, kWarpgroup); // the images before have left shared memory
-    if (previous >= 0 && at.lane == 0) barrier_arrive(&s.empty[previous]);
-    store_state(smem_address(s.state[me]), at, operand);
+    barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, state_empty)) +
+                     (2 * me + (done & 1)) * 8, (done / 2 & 1) ^ 1);
+    store_state(base + static_cast<std::uint32_t>(offsetof(Shared, state)) +
+                    (2 * me + (done & 1)) * kStateBytes, at, operand);
 
-    const float last = exp2_fast(factors[kGamma][kChunk - 1]);
+    const float last =
+        exp2_fast(load_shared(factors - 8 * at.t + (kGamma * kChunk + kChunk - 1) * 4));
     float2 rest[8];
 #pragma unroll
     for (int n = 0; n < 8; ++n) rest[n] = factor(kKeyRest, n);
@@ -181,26 +211,24 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
     add_to_state(state, scaled, stage + L::kK * kNextTile);
     products_commit();
 
+    // In the shadow of the state update
     std::uint32_t rounded[16];
     pack_operand(e, rounded);
-    store_tile_transposed(smem_address(s.tiles[i][L::kDo + me]), at, rounded);
+    store_tile_transposed(own_tile, at, rounded);
     fence_async_proxy();
-    named_barrier(own_barrier, kWarpgroup);
-    if (leader) {
-      const std::int64_t image =
-          (static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head) *
-              a.value_tiles + tile;
-      store_bulk(a.d_states + image * kStateBytes, s.state[me], kStateBytes);
-      store_bulk(a.e + image * kTileBytes, s.tiles[i][L::kDo + me], kTileBytes);
-      store_commit();
-    }
-    products_wait<0>(state, scaled);
-    previous = i;
+    ring.advance();
+    if (done + 1 < item.chunks)
+      barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, full)) + 8 * ring.stage,
+                   ring.parity);
+    products_wait<0>(state, scaled); // the stage is free but for its results
+    __syncwarp();
+    if (at.lane == 0)
+      barrier_arrive(base + static_cast<std::uint32_t>(offsetof(Shared, result_full)) +
+                     8 * (i * kGroups + me));
   }
 
   if (a.state_out != nullptr)
     write_state(state, a.state_out + state_at, a.key_dim, a.value_dim, 64 * tile, at);
-  if (leader) store_wait<0>();
 }
 
 template <int kGroups>
@@ -213,16 +241,23 @@ gdn_reverse_scan_kernel(const __grid_constant__ RuleArgs a) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < L::kStages; ++i) {
       barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], kGroups * 4);
+      barrier_init(&s.empty[i], kGroups);
+      for (int w = 0; w < kGroups; ++w) barrier_init(&s.result_full[i][w], 4);
+    }
+    for (int w = 0; w < kGroups; ++w) {
+      barrier_init(&s.state_empty[w][0], 1);
+      barrier_init(&s.state_empty[w][1], 1);
     }
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x >= kGroups * kWarpgroup) {
-    if constexpr (kGroups == 2) give_registers<24>();
-    if (threadIdx.x == kGroups * kWarpgroup) feed<kGroups>(a, s, item);
+  const ScanRole role = scan_role<kGroups>();
+  if (role != ScanRole::kMath) {
+    if constexpr (kGroups == 2) give_registers<40>();
+    if (role == ScanRole::kLoad && threadIdx.x % 32 == 0) feed<kGroups>(a, s, item);
+    if (role == ScanRole::kWrite) write<kGroups>(a, s, item);
   } else {
-    if constexpr (kGroups == 2) take_registers<240>();
+    if constexpr (kGroups == 2) take_registers<232>();
     compute<kGroups>(a, s, item);
   }
 }

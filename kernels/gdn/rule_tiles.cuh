@@ -172,6 +172,28 @@ __device__ inline ScanItem make_scan_item(const RuleArgs& a, int groups) {
   return item;
 }
 
+// A scan's CTA: math warpgroups, then one warpgroup whose first warp loads and whose next warps write
+// what the math warpgroups leave in shared memory, one warp for each of them.
+enum class ScanRole { kMath, kLoad, kWrite, kIdle };
+template <int kGroups>
+__device__ __forceinline__ ScanRole scan_role() {
+  const int warp = static_cast<int>(threadIdx.x / 32) - 4 * kGroups;
+  return warp < 0 ? ScanRole::kMath : warp == 0 ? ScanRole::kLoad
+                                  : warp <= kGroups ? ScanRole::kWrite
+                                                    : ScanRole::kIdle;
+}
+
+// Rows of a tile to a token tensor by one warp; as write_rows.
+__device__ __forceinline__ void write_rows_by_warp(Bf16* out, std::int64_t row_stride,
+                                                   const char* tile, int rows, int width) {
+  const int lane = threadIdx.x % 32, column = lane % 8;
+  if (column * 8 >= width) return;
+#pragma unroll 4
+  for (int row = lane / 8; row < rows; row += 4)
+    *reinterpret_cast<uint4*>(out + row * row_stride + column * 8) =
+        *reinterpret_cast<const uint4*>(tile + in_tile(row, column));
+}
+
 // Ring position of a pipeline stage.
 template <int kStages>
 struct Ring {

@@ -1,12 +1,14 @@
 // The state scan: one CTA walks the chunks of one (sequence, value head). Every math warpgroup owns 64
 // value columns and keeps their state transposed (values x keys) in fp32 registers, so each product's
 // A operand is a rounded accumulator of the one before and nothing but inputs passes through shared
-// memory. One more warpgroup feeds the ring of input tiles.
+// memory. One more warpgroup feeds the ring of input tiles and writes results out.
 //
 //   forward   W = S K^T;  R = V^T - W (rho e^gamma);  Z = R - (R beta) N^T
 //             O = (S Q^T)(s rho e^gamma) + Z (P beta)^T
 //             S = e^gamma_last S + (Z beta rho e^(gamma_last-gamma)) K
 //   rebuild   the same without O: hands S (before the chunk) and Z of every chunk to the backward
+#include <cstddef>
+
 #include "kernels/common/check.h"
 #include "kernels/gdn/rule_kernels.h"
 #include "kernels/gdn/rule_tiles.cuh"
@@ -20,15 +22,19 @@ template <Scan kScan, int kGroups> // kGroups: math warpgroups
 struct Layout {
   static constexpr bool kForward = kScan == Scan::kForward, kRebuild = !kForward;
   static constexpr int kTiles = (kForward ? 6 : 3) + kGroups; // K, N, V, [Q, P]
-  static constexpr int kStages = kForward ? 3 : 4;
+  static constexpr int kStages = kForward || kGroups == 2 ? 3 : 4;
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
-  // Tiles of a stage. V is the way out of O or Z.
+  // Tiles of a stage. In a rebuild, V is the way out of Z.
   static constexpr int kK = 0, kN = 2, kV = 3, kQ = kV + kGroups, kP = kQ + kKeyTiles;
   struct Shared {
     char tiles[kStages][kTiles][kTileBytes];
-    char state[kForward ? 0 : kGroups][kStateBytes];
+    char state[kForward ? 0 : kGroups][2][kStateBytes]; // images on their way out
+    char o[kForward ? kGroups : 0][kTileBytes];         // output on its way out
     float factors[kStages][kForwardFactors][kChunk];
-    std::uint64_t full[kStages], empty[kStages];
+    std::uint64_t full[kStages], empty[kStages];         // of the ring's stages
+    std::uint64_t result_full[kStages][kGroups];         // rebuild: a stage holds a chunk's Z
+    std::uint64_t state_empty[kGroups][2];               // rebuild: an image has left shared memory
+    std::uint64_t o_full[kGroups], o_empty[kGroups];     // forward
   };
 };
 
@@ -62,21 +68,60 @@ __device__ void feed(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared&
   }
 }
 
+// One warp: takes the results of math warpgroup `me` from shared memory.
+template <Scan kScan, int kGroups>
+__device__ void write(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared& s,
+                      const ScanItem& item) {
+  using L = Layout<kScan, kGroups>;
+  const int me = threadIdx.x / 32 - 4 * kGroups - 1, lane = threadIdx.x % 32;
+  const int tile = item.first_tile + me;
+  const std::int64_t row_stride = static_cast<std::int64_t>(a.value_heads) * a.value_dim;
+  Bf16* out = L::kForward ? a.o + item.first_token * row_stride +
+                                static_cast<std::int64_t>(item.head) * a.value_dim + 64 * tile
+                          : nullptr;
+  Ring<L::kStages> ring;
+  for (int c = 0; c < item.chunks; ++c, ring.advance()) {
+    const int i = ring.stage;
+    if constexpr (L::kForward) {
+      barrier_wait(&s.o_full[me], c & 1);
+      write_rows_by_warp(out, row_stride, s.o[me], c == item.chunks - 1 ? item.last_rows : kChunk,
+                         a.value_dim - 64 * tile);
+      out += kChunk * row_stride;
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&s.o_empty[me]);
+    } else if (lane == 0) {
+      barrier_wait(&s.result_full[i][me], ring.parity);
+      const std::int64_t image =
+          (static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head) *
+              a.value_tiles + tile;
+      store_bulk(a.states + image * kStateBytes, s.state[me][c & 1], kStateBytes);
+      store_bulk(a.z + image * kTileBytes, s.tiles[i][L::kV + me], kTileBytes);
+      store_commit();
+      store_wait_read<0>();
+      barrier_arrive(&s.empty[i]);
+      barrier_arrive(&s.state_empty[me][c & 1]);
+    }
+  }
+  if constexpr (L::kRebuild) {
+    if (lane == 0) store_wait<0>();
+  }
+}
+
 template <Scan kScan, int kGroups>
 __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared& s,
                         const ScanItem& item) {
   using L = Layout<kScan, kGroups>;
+  using Shared = typename L::Shared;
   constexpr std::uint32_t kStageWord = L::kTiles * kNextTile;
+  constexpr bool kEager = kGroups == 1; // a lone warpgroup loads its factors while it waits for products
   const Lane at;
   const int me = threadIdx.x / kWarpgroup; // math warpgroup
-  const int thread = threadIdx.x % kWarpgroup;
   const int tile = item.first_tile + me;
-  const int own_barrier = 2 + me;
   const std::int64_t state_at =
       (static_cast<std::int64_t>(item.sequence) * a.value_heads + item.head) * a.key_dim *
       a.value_dim;
-  const std::int64_t row_stride = static_cast<std::int64_t>(a.value_heads) * a.value_dim;
   const std::uint32_t tiles = descriptor(smem_address(s.tiles));
+  const std::uint32_t base = kept(smem_address(&s));
 
   float state[64];
   read_state(state, a.state_in == nullptr ? nullptr : a.state_in + state_at, a.key_dim,
@@ -87,10 +132,11 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
   std::uint32_t u[16] = {};  // Z, rounded
   Ring<L::kStages> ring;
   int previous = 0; // stage of the chunk before
-  Bf16* out = L::kForward ? a.o + (item.first_token * a.value_heads + item.head) * a.value_dim +
-                                64 * tile
-                          : nullptr;
 
+  auto value_tile = [&](int stage) { // this warpgroup's V, in a rebuild later Z
+    return base + static_cast<std::uint32_t>(offsetof(Shared, tiles)) +
+           (stage * L::kTiles + L::kV + me) * kTileBytes;
+  };
   auto complete_output = [&](int stage) {
     pin(o);
     products_begin();
@@ -100,22 +146,31 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
                                                      step_offset<Contract::kAlongRow>(k));
     products_commit();
   };
-  // Writes a chunk's output through its value tile, then frees its stage.
-  auto write_output = [&](int rows, int stage, const std::uint32_t (&rounded)[16]) {
-    char* staged = s.tiles[stage][L::kV + me];
-    store_tile_transposed(smem_address(staged), at, rounded);
-    named_barrier(own_barrier, kWarpgroup);
-    write_rows(out, row_stride, staged, rows, a.value_dim - 64 * tile);
-    out += kChunk * row_stride;
+  auto arrive = [&](std::uint32_t offset, int index) { // this warp, at barrier `index` of an array
     __syncwarp();
-    if (at.lane == 0) barrier_arrive(&s.empty[stage]);
+    if (at.lane == 0) barrier_arrive(base + offset + 8 * index);
+  };
+  // Hands the output of chunk c to the writing warp.
+  auto hand_over = [&](int c, const std::uint32_t (&rounded)[16]) {
+    barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, o_empty)) + 8 * me, (c & 1) ^ 1);
+    store_tile_transposed(base + static_cast<std::uint32_t>(offsetof(Shared, o)) + me * kTileBytes,
+                          at, rounded);
+    arrive(static_cast<std::uint32_t>(offsetof(Shared, o_full)), me);
   };
 
-  for (int c = 0; c < item.chunks; ++c, ring.advance()) {
+  if (item.chunks > 0) barrier_wait(&s.full[0], 0);
+  for (int c = 0; c < item.chunks; ++c) {
     const int i = __shfl_sync(~0u, ring.stage, 0); // uniform, for the descriptors' sake
     const std::uint32_t stage = tiles + i * kStageWord;
-    const auto& factors = s.factors[i];
-    barrier_wait(&s.full[i], ring.parity);
+    const std::uint32_t factors = base + static_cast<std::uint32_t>(offsetof(Shared, factors)) +
+                                  i * kForwardFactors * kChunk * 4 + 8 * at.t;
+    auto factor = [&](int which, int n) {
+      return load_shared_pair(factors + (which * kChunk + 8 * n) * 4);
+    };
+    auto load_factors = [&](float2(&out)[8], int which) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) out[n] = factor(which, n);
+    };
     if (c == item.chunks - 1 && item.last_rows < kChunk) {
       // what lies behind the sequence may be anything: K, N and the V slices
       zero_tail(s.tiles[i][0], 3 + kGroups, item.last_rows, threadIdx.x, kGroups * kWarpgroup);
@@ -137,17 +192,16 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
     if constexpr (L::kForward) complete_output(previous);
 
     std::uint32_t v[16];
-    load_tile_transposed(smem_address(s.tiles[i][L::kV + me]), at, v);
-    float2 decay[8];
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-      decay[n] = *reinterpret_cast<const float2*>(&factors[kKeyDecay][8 * n + 2 * at.t]);
+    load_tile_transposed(value_tile(i), at, v);
+    float2 decay[8], rest[8], read[8];
+    if constexpr (kEager) load_factors(decay, kKeyDecay);
 
     if constexpr (L::kRebuild) {
-      if (thread == 0) store_wait_read<0>();
-      named_barrier(own_barrier, kWarpgroup); // the last chunk's images have left shared memory
-      if (c > 0 && at.lane == 0) barrier_arrive(&s.empty[previous]);
-      store_state(smem_address(s.state[me]), at, operand);
+      const int buffer = c & 1;
+      barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, state_empty)) +
+                       (2 * me + buffer) * 8, (c / 2 & 1) ^ 1);
+      store_state(base + static_cast<std::uint32_t>(offsetof(Shared, state)) +
+                      (2 * me + buffer) * kStateBytes, at, operand);
     }
 
     // R = V - K S, elementwise in the transposed layout
@@ -157,10 +211,10 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
       products_wait<1>(w);
     else
       products_wait<0>(w, operand);
+    if constexpr (!kEager) load_factors(decay, kKeyDecay);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float2 beta =
-          *reinterpret_cast<const float2*>(&factors[kBeta][8 * n + 2 * at.t]);
+      const float2 beta = factor(kBeta, n);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         z[4 * n + 2 * h] = bf16_low(v[2 * n + h]) - decay[n].x * w[4 * n + 2 * h];
@@ -180,6 +234,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
     std::uint32_t rounded[16]; // the output of the chunk before
     if constexpr (L::kForward) {
       products_wait<1>(o, u);
+      if (c > 0) arrive(static_cast<std::uint32_t>(offsetof(Shared, empty)), previous);
       pack_operand(o, rounded);
       products_begin();
 #pragma unroll
@@ -190,17 +245,16 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
                                      k > 0);
       products_commit();
     }
-    const float last = exp2_fast(factors[kGamma][kChunk - 1]);
+    const float last =
+        exp2_fast(load_shared(factors - 8 * at.t + (kGamma * kChunk + kChunk - 1) * 4));
 #pragma unroll
     for (int e = 0; e < 64; ++e) state[e] *= last;
-    float2 rest[8];
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-      rest[n] = *reinterpret_cast<const float2*>(&factors[kWriteRest][8 * n + 2 * at.t]);
+    if constexpr (kEager) load_factors(rest, kWriteRest);
     if constexpr (L::kForward)
       products_wait<1>(z, r);
     else
       products_wait<0>(z, r);
+    if constexpr (!kEager) load_factors(rest, kWriteRest);
 
     std::uint32_t written[16]; // U scaled for the state
 #pragma unroll
@@ -219,30 +273,29 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
           stage + L::kK * kNextTile + step_offset<Contract::kAcrossRows>(k));
     products_commit();
 
+    // In the shadow of the state update
+    ring.advance();
     if constexpr (L::kForward) {
+      if (c > 0) hand_over(c - 1, rounded);
       pack_operand(z, u);
-      if (c > 0) write_output(kChunk, previous, rounded);
-      float2 read[8];
-#pragma unroll
-      for (int n = 0; n < 8; ++n)
-        read[n] = *reinterpret_cast<const float2*>(&factors[kQueryDecay][8 * n + 2 * at.t]);
+      if constexpr (kEager) load_factors(read, kQueryDecay);
+      if (c + 1 < item.chunks)
+        barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, full)) + 8 * ring.stage,
+                     ring.parity);
       products_wait<0>(state, written, o, operand);
+      if constexpr (!kEager) load_factors(read, kQueryDecay);
 #pragma unroll
       for (int e = 0; e < 32; ++e) o[e] *= e % 2 == 0 ? read[e / 4].x : read[e / 4].y;
     } else {
       pack_operand(z, rounded);
-      store_tile_transposed(smem_address(s.tiles[i][L::kV + me]), at, rounded);
+      store_tile_transposed(value_tile(i), at, rounded);
       fence_async_proxy();
-      named_barrier(own_barrier, kWarpgroup);
-      if (thread == 0) {
-        const std::int64_t image =
-            (static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head) *
-                a.value_tiles + tile;
-        store_bulk(a.states + image * kStateBytes, s.state[me], kStateBytes);
-        store_bulk(a.z + image * kTileBytes, s.tiles[i][L::kV + me], kTileBytes);
-        store_commit();
-      }
+      if (c + 1 < item.chunks)
+        barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, full)) + 8 * ring.stage,
+                     ring.parity);
       products_wait<0>(state, written);
+      // now that no product reads the stage
+      arrive(static_cast<std::uint32_t>(offsetof(Shared, result_full)), i * kGroups + me);
     }
     previous = i;
   }
@@ -253,12 +306,10 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
       products_wait<0>(o, u);
       std::uint32_t rounded[16];
       pack_operand(o, rounded);
-      write_output(item.last_rows, previous, rounded);
+      hand_over(item.chunks - 1, rounded);
     }
     if (a.state_out != nullptr)
       write_state(state, a.state_out + state_at, a.key_dim, a.value_dim, 64 * tile, at);
-  } else {
-    if (thread == 0) store_wait<0>();
   }
 }
 
@@ -272,16 +323,25 @@ gdn_scan_kernel(const __grid_constant__ RuleArgs a) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < L::kStages; ++i) {
       barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], kGroups * 4);
+      barrier_init(&s.empty[i], L::kForward ? 4 * kGroups : kGroups);
+      for (int w = 0; w < kGroups; ++w) barrier_init(&s.result_full[i][w], 4);
+    }
+    for (int w = 0; w < kGroups; ++w) {
+      barrier_init(&s.state_empty[w][0], 1);
+      barrier_init(&s.state_empty[w][1], 1);
+      barrier_init(&s.o_full[w], 4);
+      barrier_init(&s.o_empty[w], 1);
     }
     barrier_init_fence();
   }
   __syncthreads();
-  if (threadIdx.x >= kGroups * kWarpgroup) {
-    if constexpr (kGroups == 2) give_registers<24>();
-    if (threadIdx.x == kGroups * kWarpgroup) feed<kScan, kGroups>(a, s, item);
+  const ScanRole role = scan_role<kGroups>();
+  if (role != ScanRole::kMath) {
+    if constexpr (kGroups == 2) give_registers<40>();
+    if (role == ScanRole::kLoad && threadIdx.x % 32 == 0) feed<kScan, kGroups>(a, s, item);
+    if (role == ScanRole::kWrite) write<kScan, kGroups>(a, s, item);
   } else {
-    if constexpr (kGroups == 2) take_registers<240>();
+    if constexpr (kGroups == 2) take_registers<232>();
     compute<kScan, kGroups>(a, s, item);
   }
 }
