@@ -1,5 +1,7 @@
 #include "planner/options.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +15,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "model/modules.h"
 
 namespace gdn::planner {
 
@@ -73,6 +76,8 @@ config::UserSpan parse_span(const std::string& text) {
     s.discard = true;
     s.last.resize(colon);
   }
+  if (model::find_module(s.name) || !std::all_of(s.name.begin(), s.name.end(), [](unsigned char ch) { return std::isalnum(ch) || ch == '_'; }))
+    throw Error(ErrorCode::Usage, fmt::format("--span: '{}' cannot be its name", s.name), "letters, digits and _, and not the name of a module");
   if (s.first.empty() || s.last.empty())
     throw Error(ErrorCode::Usage, fmt::format("--span {}: first or last op is missing", s.name));
   return s;
@@ -91,7 +96,11 @@ Case load(const ModelOptions& o) {
   for (const config::Setting& s : o.settings)
     if (s.key != "recompute_granularity" && s.key != "recompute_modules") c.overrides.push_back(s.key + "=" + s.value);
   for (const std::string& s : o.spans) c.profile.run.recompute.user_spans.push_back(parse_span(s));
-  if (!o.budget.empty()) c.budget = parse_bytes(o.budget, "--budget");
+  if (!o.budget.empty()) {
+    c.budget = parse_bytes(o.budget, "--budget");
+    if (*c.budget < kGiB)
+      throw Error(ErrorCode::Usage, fmt::format("--budget: '{}' is under 1 GiB", o.budget), "give the unit, such as 130GiB");
+  }
   return c;
 }
 
@@ -150,7 +159,7 @@ void write(const Output& output, const OutputOptions& options) {
   std::string text;
   if (format == "json") text = output.json().dump(2) + "\n";
   else if (format == "yaml") text = output.yaml();
-  else if (format == "csv") text = report::render_csv(output.text);
+  else if (format == "csv") text = report::render_csv(output.csv ? output.csv() : output.text);
   else text = report::render_text(output.text, options.style());
   if (!options.file.empty()) return write_file(options.file, text);
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)

@@ -52,6 +52,7 @@ struct Output {
   report::Document text;
   std::function<Json()> json;
   std::function<std::string()> yaml;
+  std::function<report::Document()> csv; // raw numbers for scripts; unset: the text's own tables
 };
 // Writes to stdout, or whole to -o FILE (a temporary beside it, renamed). The format follows the file's
 // ending unless --format says otherwise. Throws Error{Io}.

@@ -5,11 +5,23 @@
 
 #include <fmt/format.h>
 
+#include "core/error.h"
+#include "model/modules.h"
+#include "model/validate.h"
+
 namespace gdn::planner {
 
 std::string percent(double share, int decimals) {
   const double value = std::fabs(share) < 5e-5 ? 0 : share * 100;
   return fmt::format("{:+.{}f} %", value, decimals);
+}
+
+void require_legal(const Case& c, const plan::Setting& setting) {
+  for (const model::Violation& v : model::validate(c.profile.model, setting.applied_to(c.profile.run)))
+    if (v.verdict == model::Verdict::Rejected)
+      throw Error(ErrorCode::Config, model::describe(v), "`gdnplan check` lists every violation");
+  if (!c.profile.model.parameters_only)
+    plan::Workload(c.profile.model, c.profile.run, model::upstream_provider()).require_known_ops(setting);
 }
 
 Json json_head(const char* schema, const Case& c, const std::string& modules) {

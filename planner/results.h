@@ -22,6 +22,10 @@ void add_assumptions(report::Document& d, const std::vector<cost::Assumption>& a
 config::Profile profile_identity(const Case& c);
 config::Profile make_profile(const Case& c, const std::vector<plan::Estimate>& estimates, plan::Estimator* layers);
 
+// Throws Error{Config} with the first rule that the run breaks under `setting`, or Error{Usage} for a user
+// span whose ops no layer has.
+void require_legal(const Case& c, const plan::Setting& setting);
+
 std::string percent(double share, int decimals = 1); // "+3.1 %"
 
 } // namespace gdn::planner

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "model/validate.h"
@@ -15,7 +17,8 @@ struct CheckCommand {
   int run() {
     const Case c = load(model);
     const std::vector<model::Violation> violations = model::validate(c.profile.model, c.profile.run);
-    const bool rejected = model::any_rejected(violations);
+    const bool rejected = model::any_rejected(violations) ||
+                          std::any_of(violations.begin(), violations.end(), [](const model::Violation& v) { return v.rule == "plan.hypothetical"; });
     Output out;
     report::Document& d = out.text;
     add_run(d, c);

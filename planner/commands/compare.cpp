@@ -26,15 +26,23 @@ struct CompareCommand {
 
   int run() {
     if (!fail_above_text.empty()) fail_above = parse_percent(fail_above_text);
-    const config::Profile a = config::read_profile(std::filesystem::path(first));
+    config::Profile a = config::read_profile(std::filesystem::path(first));
     config::Profile b;
     if (!second.empty()) b = config::read_profile(std::filesystem::path(second));
     else if (!observed.empty()) b = observation(a);
     else throw Error(ErrorCode::Usage, "compare needs a second profile or --observed", "gdnplan compare A.yaml B.yaml, or A.yaml --observed allocated=77.8GB");
 
+    if (!second.empty() && !observed.empty()) throw Error(ErrorCode::Usage, "compare: a second profile and --observed exclude one another");
+    // Two single settings under different names are compared with one another: off against on.
+    if (a.sets.size() == 1 && b.sets.size() == 1 && a.sets[0].modules != b.sets[0].modules) {
+      b.sets[0].modules = a.sets[0].modules = a.sets[0].modules + " | " + b.sets[0].modules;
+    }
     std::vector<Difference> rows;
     std::vector<std::string> unmatched;
     join(a, b, rows, unmatched);
+    if (rows.empty())
+      throw Error(ErrorCode::Config, fmt::format("'{}' and '{}' have no row in common", first, second.empty() ? "--observed" : second),
+                  "profiles are joined by module set and row name; " + (unmatched.empty() ? std::string("one of them is empty") : unmatched.front()));
     const bool failed = fail_above >= 0 && std::any_of(rows.begin(), rows.end(), [&](const Difference& d) { return std::fabs(d.relative()) > fail_above; });
     Output out;
     out.text = text(a, b, rows, unmatched, failed);

@@ -16,11 +16,9 @@ struct EstimateCommand {
 
   int run() {
     const Case c = load(model);
-    for (const model::Violation& v : model::validate(c.profile.model, c.profile.run))
-      if (v.verdict == model::Verdict::Rejected) throw Error(ErrorCode::Config, model::describe(v), "`gdnplan check` lists every violation");
+    require_legal(c, plan::Setting::of(c.profile.run));
     plan::Estimator estimator(c.profile.model, c.profile.run, c.hardware, c.budget);
     const plan::Setting setting = plan::Setting::of(c.profile.run);
-    estimator.workload().require_known_ops(setting);
     const plan::Estimate e = estimator.evaluate(setting);
     const std::vector<plan::LayerEstimate> layers = estimator.layers(setting);
     std::vector<plan::Notice> notices = plan::setting_notices(estimator.workload(), setting);
@@ -31,6 +29,7 @@ struct EstimateCommand {
     Output out;
     out.text = text(c, e, layers, notices, assumptions);
     out.json = [&] { return json(c, e, layers, notices, assumptions); };
+    out.csv = [&] { return csv(e); };
     out.yaml = [&] { return config::to_yaml(make_profile(c, {e}, &estimator)); };
     write(out, output);
     return e.fits ? 0 : 3;
@@ -87,6 +86,20 @@ struct EstimateCommand {
              {"reduction, update", fmt::format("{}, {}", format_seconds(e.reduce_seconds), format_seconds(e.optimizer_seconds))}});
     add_notices(d, notices);
     add_assumptions(d, assumptions);
+    return d;
+  }
+
+  // One row a pipeline rank, in bytes.
+  static report::Document csv(const plan::Estimate& e) {
+    report::Document d;
+    report::Table t{"estimate", {{"rank"}, {"layers"}, {"state_bytes"}, {"retained_bytes_per_micro_batch"}, {"in_flight"}, {"peak_bytes"}, {"phase"}, {"event"}}};
+    for (int i = 0; i < kCategoryCount; ++i) t.columns.push_back({std::string(name_of(static_cast<Category>(i)))});
+    for (const plan::RankEstimate& r : e.ranks) {
+      t.rows.push_back({fmt::format("{}", r.rank), fmt::format("{}", r.layers), fmt::format("{}", r.state.total()),
+                        fmt::format("{}", r.retained_per_micro_batch), fmt::format("{}", r.in_flight), fmt::format("{}", r.peak.bytes), r.peak_phase, r.peak_event});
+      for (int i = 0; i < kCategoryCount; ++i) t.rows.back().push_back(fmt::format("{}", r.peak.by[static_cast<Category>(i)]));
+    }
+    d.table(std::move(t));
     return d;
   }
 

@@ -48,6 +48,7 @@ struct LayerCommand {
   }
 
   plan::LayerView view(const Case& c, const plan::Setting& s) const {
+    require_legal(c, s);
     return plan::view_layer(c.profile.model, c.profile.run, c.hardware, layer, s);
   }
 
@@ -117,8 +118,8 @@ struct LayerCommand {
       tensors.push_back({{"name", t.name}, {"op", t.made_by}, {"shape", t.shape}, {"dtype", std::string(name_of(t.dtype))},
                          {"bytes", t.bytes}, {"storage", t.storage}, {"state", t.state}, {"span", t.span}});
     j["tensors"] = std::move(tensors);
-    j["assumptions"] = Json::array();
-    j["notices"] = Json::array();
+    j["assumptions"] = json_assumptions(v.assumptions);
+    j["notices"] = json_notices(plan::unmodelled_notices(c.profile.model, c.profile.run));
     return j;
   }
 };

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "core/error.h"
 #include "planner/commands/commands.h"
 #include "planner/results.h"
 
@@ -16,6 +17,10 @@ struct PlanCommand {
 
   int run() {
     const Case c = load(model);
+    require_legal(c, plan::Setting::of(c.profile.run));
+    if (!c.profile.run.recompute.user_spans.empty() && !hypothetical)
+      throw Error(ErrorCode::Usage, "--span: a span that no revision offers enters a plan only with --hypothetical",
+                  "add --hypothetical, or price it alone with `gdnplan estimate`");
     plan::PlanOptions options;
     options.budget = c.budget;
     options.hypothetical = hypothetical;
@@ -23,9 +28,11 @@ struct PlanCommand {
     Output out;
     out.text = text(c, p);
     out.json = [&] { return json(c, p); };
+    out.csv = [&] { return csv(p); };
     out.yaml = [&] {
       std::vector<plan::Estimate> estimates;
-      for (const plan::Candidate& k : p.candidates) estimates.push_back(k.estimate);
+      for (const plan::Candidate& k : p.candidates)
+        if (all || !k.dominated) estimates.push_back(k.estimate);
       return config::to_yaml(make_profile(c, estimates, nullptr));
     };
     write(out, output);
@@ -80,6 +87,7 @@ struct PlanCommand {
                            format_count(static_cast<std::int64_t>(e.tokens_per_second)),
                            format_count(static_cast<std::int64_t>(e.tokens_per_second_per_gpu)), e.model_tflops_per_gpu,
                            e.mfu * 100, format_gib(e.total_bytes), format_gib(e.budget_bytes)), report::Tone::Plain, 2);
+        if (e.tight) d.line(fmt::format("tight: only {} are left", format_gib(e.margin())), report::Tone::Warn, 2);
         break;
       }
     if (!p.proposal->revision_note.empty()) d.line(p.proposal->revision_note, report::Tone::Warn, 2);
@@ -112,13 +120,30 @@ struct PlanCommand {
     }
   }
 
+  // Bytes, seconds and truth values of every candidate.
+  static report::Document csv(const plan::Plan& p) {
+    report::Document d;
+    report::Table t{"plan", {{"setting"}, {"peak_bytes"}, {"total_bytes"}, {"margin_bytes"}, {"step_seconds"}, {"tokens_per_second"},
+                             {"recompute_seconds"}, {"cost_relative"}, {"fits"}, {"tight"}, {"dominated"}, {"hypothetical"}, {"peak_event"}}};
+    auto truth = [](bool b) { return b ? "true" : "false"; };
+    for (const plan::Candidate& k : p.candidates) {
+      const plan::Estimate& e = k.estimate;
+      t.rows.push_back({e.setting.text(), fmt::format("{}", e.peak_bytes), fmt::format("{}", e.total_bytes), fmt::format("{}", e.margin()),
+                        fmt::format("{}", e.step_seconds), fmt::format("{}", e.tokens_per_second), fmt::format("{}", e.recompute_seconds),
+                        fmt::format("{}", k.cost_relative), truth(e.fits), truth(e.tight), truth(k.dominated), truth(k.hypothetical),
+                        e.worst_rank().peak_event});
+    }
+    d.table(std::move(t));
+    return d;
+  }
+
   static Json json(const Case& c, const plan::Plan& p) {
     Json j = json_head("gdnplan.plan/1", c, p.proposal ? p.proposal->setting.text() : "");
     Json candidates = Json::array();
     for (const plan::Candidate& k : p.candidates) {
       const plan::Estimate& e = k.estimate;
       candidates.push_back({{"modules", e.setting.modules}, {"setting", e.setting.text()},
-                            {"granularity", std::string(config::name_of(e.setting.granularity))},
+                            {"method", e.setting.method}, {"num_layers", e.setting.num_layers}, {"granularity", std::string(config::name_of(e.setting.granularity))},
                             {"peak_bytes", e.peak_bytes}, {"total_bytes", e.total_bytes},
                             {"peak_phase", e.worst_rank().peak_phase}, {"peak_event", e.worst_rank().peak_event},
                             {"step_seconds", e.step_seconds}, {"tokens_per_second", e.tokens_per_second},

@@ -22,14 +22,14 @@ ElementBytes element_bytes(const config::Run& run, DType stored) {
   const config::Optimizer& o = run.optimizer;
   ElementBytes b;
   b.parameter = size_of(stored);
-  b.gradient = stored == DType::FP32 ? 4 : size_of(o.gradient_dtype);
+  b.gradient = stored == DType::FP32 ? 4 : stored == DType::FP16 ? 2 : size_of(o.gradient_dtype);
   const Bytes master = stored == DType::FP32 ? 0 : 4; // fp32 parameters are their own master
   if (o.precision_aware)
     b.optimizer = (master == 0 ? 0 : size_of(o.master_dtype)) + size_of(o.moment1_dtype) +
                   size_of(o.moment2_dtype);
   else
     b.optimizer = master + 8;
-  if (stored == DType::FP16 && o.gradient_dtype == DType::FP16 && !o.precision_aware)
+  if (stored == DType::FP16 && !o.precision_aware)
     b.optimizer += 4; // unscaled fp32 copy of the gradient
   return b;
 }

@@ -25,7 +25,8 @@ std::string describe(const Violation& v) {
   std::string text =
       fmt::format("{}: {} = {}: {}", name_of(v.exception), v.key, v.value, v.message);
   if (!v.allowed.empty()) text += fmt::format("; allowed: {}", v.allowed);
-  if (!v.hint.empty()) text += fmt::format("; {}", v.hint);
+  if (v.hint.find(' ') == std::string::npos && !v.hint.empty()) text += fmt::format("; did you mean '{}'?", v.hint);
+  else if (!v.hint.empty()) text += fmt::format("; {}", v.hint);
   return text;
 }
 

@@ -47,7 +47,13 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
     rank.steady_slots = program::one_f_one_b(pp, r, vp, steady);
     ranks_.push_back(std::move(rank));
   }
-  for (const config::ReserveRow& row : hardware.reserve) outside_.push_back({row.name, row.source, row.bytes});
+  // One communicator a group of more than one rank; all-to-all buffers where experts or GDN heads are exchanged.
+  std::int64_t communicators = 0;
+  for (std::int64_t size : {p.tp, p.cp, p.dp() * p.cp, p.ep * p.etp, p.edp(), p.pp}) communicators += size > 1;
+  for (const config::ReserveRow& row : hardware.reserve) {
+    const std::int64_t n = row.per == "communicator" ? communicators : row.per == "all_to_all" ? (p.ep > 1) + (p.cp > 1) : 1;
+    if (n > 0) outside_.push_back({n > 1 ? fmt::format("{} x {}", n, row.name) : row.name, row.source, n * row.bytes});
+  }
   model_flops_per_token_ = model::model_flops_per_token(model, run.seq, run.train_mtp).forward();
   const model::Dims d = model::Dims::of(model, run);
   boundary_bytes_ = d.tokens_sp * d.hidden * size_of(d.dtype);
@@ -226,6 +232,20 @@ std::vector<cost::Assumption> Estimator::assumptions() const {
                                                     : fmt::format("routing imbalance factor {:.2f}", run_.moe_imbalance)});
   if (run_.stack == "native")
     out.push_back({"provider", "stack native is priced with the upstream kernels' costs: its own are not described yet"});
+  auto unpriced = [&](bool set, const char* key) {
+    if (set) out.push_back({std::string("unpriced.") + key, fmt::format("{}: checked, not priced; sizes and times are those without it", key)});
+  };
+  unpriced(!run_.fp8_recipe.empty(), "fp8_recipe");
+  unpriced(run_.fp4, "fp4");
+  unpriced(run_.settings.packed, "packed");
+  unpriced(run_.settings.fp32_residual_connection, "fp32_residual_connection");
+  unpriced(run_.moe_token_dispatcher != "alltoall", "moe_token_dispatcher_type");
+  unpriced(run_.cpu_offloading, "cpu_offloading");
+  unpriced(run_.fine_grained_offload, "fine_grained_activation_offloading");
+  unpriced(run_.distribute_saved_activations, "distribute_saved_activations");
+  unpriced(run_.overlap_moe_expert_parallel_comm, "overlap_moe_expert_parallel_comm");
+  unpriced(run_.moe_shared_expert_overlap, "moe_shared_expert_overlap");
+  unpriced(run_.cuda_graph_impl != "none", "cuda_graph_impl");
   out.push_back({"overlap", "no overlap of communication with compute"});
   std::sort(out.begin(), out.end());
   return out;

@@ -81,7 +81,9 @@ LayerView view_layer(const config::Model& model, const config::Run& run, const c
   out.forward_event = t.event_name(levels.forward.event, spans);
   const program::Peak& worst = levels.replay.bytes > levels.backward.bytes ? levels.replay : levels.backward;
   out.backward_event = worst.event >= 0 ? t.event_name(worst.event, spans) : "";
-  out.time = cost::CostModel(hardware, std::string(provider.name()), run.parallel, run.dtype).time(t, provider);
+  const cost::CostModel cost(hardware, std::string(provider.name()), run.parallel, run.dtype);
+  out.time = cost.time(t, provider);
+  out.assumptions.assign(cost.assumptions().begin(), cost.assumptions().end());
 
   for (size_t i = 0; i < list.tensors.size(); ++i) {
     const model::Tensor& tensor = list.tensors[i];

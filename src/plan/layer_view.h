@@ -34,6 +34,7 @@ struct LayerView {
   std::string forward_event, backward_event;
   cost::UnitTime time;
   std::vector<TensorView> tensors;
+  std::vector<cost::Assumption> assumptions;
 };
 
 // `which`: "gdn", "attention", "moe", "mlp", "gdn2" (the module alone), or the index of a decoder layer.

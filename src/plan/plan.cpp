@@ -30,7 +30,8 @@ std::vector<std::string> acting_modules(const Workload& w, bool hypothetical) {
   }
   for (const std::string& name : model::offered_modules(w.run().revision)) {
     consider(name);
-    if (hypothetical) consider(name + ":discard");
+    const model::Module* module = model::find_module(name);
+    if (hypothetical && module && module->kind == model::SpanKind::WholeBlock) consider(name + ":discard");
   }
   return names;
 }
@@ -78,9 +79,9 @@ std::vector<Setting> legal_settings(Workload& w, bool hypothetical) {
   std::int64_t deepest = 0;
   for (const model::Chunk& c : model::pipeline_chunks(w.model().layers(), w.run().parallel))
     deepest = std::max(deepest, c.layers);
-  for (std::int64_t n : {1, 2, 4})
+  for (std::int64_t n : {1, 2, 3, 4, 6, 8})
     if (n <= deepest) add({Granularity::Full, "uniform", n});
-  for (std::int64_t n = 1; n < deepest; ++n) add({Granularity::Full, "block", n});
+  for (std::int64_t n = 1; n <= deepest; ++n) add({Granularity::Full, "block", n});
   return settings;
 }
 
@@ -209,8 +210,10 @@ std::optional<Proposal> propose(const std::vector<Candidate>& candidates, const 
     std::vector<std::string> needs;
     for (const std::string& m : p.setting.modules)
       if (run.stack == "megatron" && !model::offers(base, model::parse_module(m).name)) needs.push_back(m);
+    if (run.stack == "megatron" && run.l2norm == config::L2Norm::Kernel)
+      p.revision_note = fmt::format("the L2 norm inside the rule kernel needs revision {}; ", run.revision.text());
     if (!needs.empty())
-      p.revision_note = fmt::format("{} needs revision {} (plain {} does not have it)", fmt::join(needs, ", "),
+      p.revision_note += fmt::format("{} needs revision {} (plain {} does not have it)", fmt::join(needs, ", "),
                                     run.revision.text(), run.revision.base);
     return p;
   }
@@ -225,12 +228,14 @@ Overrun smallest_overrun(const std::vector<Candidate>& candidates) {
   Overrun o{e.total_bytes - e.budget_bytes, e.setting.text(), ""};
   const Bytes state = e.categories[Category::Parameters] + e.categories[Category::Gradients] + e.categories[Category::Optimizer];
   const Bytes experts = e.worst_rank().state.expert.total();
-  if (state > e.budget_bytes / 2)
+  Bytes outside = 0;
+  for (const OutsideRow& row : e.outside) outside += row.bytes;
+  if (state + outside > e.budget_bytes || (e.worst_rank().peak_phase != "loss" && state > e.budget_bytes * 3 / 4))
     o.lever = experts > state / 2
                   ? "static state (experts): more expert parallelism, more pipeline stages, or more GPUs; no recompute module can help"
                   : "static state: more tensor or pipeline parallelism, bf16 gradients, or more GPUs; no recompute module can help";
   else if (e.worst_rank().peak_phase == "loss")
-    o.lever = "logits: a fused or chunked cross entropy, tensor parallelism, or fewer tokens per micro-batch";
+    o.lever = "logits: a fused linear (chunked) cross entropy, tensor parallelism, or fewer tokens per micro-batch";
   else
     o.lever = "tokens per GPU: a smaller micro-batch, or context parallelism";
   return o;
@@ -282,9 +287,9 @@ void plan_notices(Plan& plan, Workload& w) {
     plan.notices.push_back({"culprit.static", fmt::format("static state (parameters, gradients, optimizer) takes {} of {} on rank {}: "
                                                            "no recompute module changes it", format_gib(state),
                                                            format_gib(least->budget_bytes), least->worst)});
-  if (least->worst_rank().peak_phase == "loss")
+  if (least->worst_rank().peak_phase == "loss" && (!least->fits || least->tight || !plan.proposal || plan.proposal->setting.text() != "none"))
     plan.notices.push_back({"culprit.logits", fmt::format("the loss sets the lowest peak ({} of logits): no recompute module changes it; "
-                                                           "a fused or chunked cross entropy does",
+                                                           "a fused linear cross entropy, tensor parallelism or fewer tokens do",
                                                            format_gib(least->categories[Category::Logits]))});
   for (Notice& n : unmodelled_notices(w.model(), run)) plan.notices.push_back(std::move(n));
 }

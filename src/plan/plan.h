@@ -48,7 +48,7 @@ struct PlanOptions {
 };
 
 // Every legal setting of the revision: all subsets of the modules that act on the model, and full
-// recompute (uniform 1, 2, 4; block 1 .. layers of a chunk).
+// recompute (uniform 1, 2, 3, 4, 6, 8; block 1 .. layers of a chunk).
 std::vector<Setting> legal_settings(Workload& workload, bool hypothetical);
 
 // Throws Error{Config} when the run breaks a rule whatever it recomputes (first rejected violation).

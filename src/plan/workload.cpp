@@ -32,17 +32,18 @@ const OpList& Workload::layer_list(std::int64_t layer) {
 const TracedUnit& Workload::traced(const OpList& list, std::vector<Span> spans, bool input_gradient) {
   std::string key = input_gradient ? "" : "no input gradient|";
   for (const Span& s : spans) key += fmt::format("{}:{}-{}:{}:{}|", s.name, s.first, s.last, static_cast<int>(s.kind), s.hook);
-  std::unique_ptr<TracedUnit>& unit = traced_[{&list, std::move(key)}];
-  if (!unit) {
-    unit = std::make_unique<TracedUnit>();
+  std::unique_ptr<TracedUnit>& cached = traced_[{&list, std::move(key)}];
+  if (!cached) {
+    auto unit = std::make_unique<TracedUnit>(); // kept only when tracing did not throw
     unit->list = &list;
     unit->spans = std::move(spans);
     program::TraceOptions options;
     options.input_gradient = input_gradient;
     unit->trace = program::trace(list, unit->spans, provider_, options);
     unit->summary = program::summarise(unit->trace);
+    cached = std::move(unit);
   }
-  return *unit;
+  return *cached;
 }
 
 std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting& setting) {

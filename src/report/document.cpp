@@ -147,7 +147,7 @@ private:
     while (total() > style_.width) {
       int widest = -1;
       for (size_t c = 0; c < widths.size(); ++c)
-        if (t.columns[c].flexible && widths[c] > 10 && (widest < 0 || widths[c] > widths[static_cast<size_t>(widest)]))
+        if (t.columns[c].flexible && widths[c] > 6 && (widest < 0 || widths[c] > widths[static_cast<size_t>(widest)]))
           widest = static_cast<int>(c);
       if (widest < 0) return;
       --widths[static_cast<size_t>(widest)];

@@ -72,6 +72,15 @@ TEST_CASE("every wrong input ends with code 2, one message, the position and the
       {{"estimate", "tiny", "--span", "broken"}, "--span"},
       {{"estimate", "tiny", "--span", "x=conv1..gates"}, "conv1d"},
       {{"layer", "tiny", "--layer", "99"}, "0 to 3"},
+      {{"layer", "qwen3.5-35b-a3b", "--modules", "gdnqkv"}, "gdn_qkv"},
+      {{"layer", "qwen3.5-35b-a3b", "--diff", "xx"}, "xx"},
+      {{"layer", "qwen3.5-35b-a3b", "--tp", "3"}, "gpus"},
+      {{"plan", "qwen3.5-35b-a3b", "--modules", "moe_atc"}, "moe_act"},
+      {{"plan", "qwen3.5-35b-a3b", "--span", "a=conv1d..gates"}, "--hypothetical"},
+      {{"plan", "qwen3.5-35b-a3b", "--hypothetical", "--span", "a=conv1d..gatess"}, "gates"},
+      {{"plan", "qwen3.5-35b-a3b", "--hypothetical", "--span", "moe=conv1d..gates"}, "moe"},
+      {{"plan", "qwen3.5-35b-a3b", "--budget", "130"}, "130GiB"},
+      {{"check", "qwen3.5-35b-a3b", "--modules", "gdn_qkv:discard"}, ""},
       {{"layer", "tiny", "--layer", "gnd"}, "gdn"},
       {{"plan", "kimi-linear-48b-a3b"}, "KDA"},
       {{"plan", "/nonexistent/model.yaml"}, "/nonexistent/model.yaml"},
@@ -85,7 +94,7 @@ TEST_CASE("every wrong input ends with code 2, one message, the position and the
     Result r = plan(c.arguments);
     CAPTURE(r.err);
     CHECK(r.status == 2);
-    CHECK(r.out.empty());
+    if (c.arguments.empty() || c.arguments[0] != "check") CHECK(r.out.empty());
     CHECK(r.err.find(c.mentions) != std::string::npos);
   }
 }
@@ -191,6 +200,10 @@ TEST_CASE("predictions compare with the measured profile, and --fail-above decid
   CHECK(plan({"estimate", "qwen3.5-35b-a3b", "-o", estimate}).status == 0);
   CHECK(plan({"compare", estimate, "--observed", "allocated=77.8GB"}).status == 0);
   CHECK(plan({"compare", estimate, "--observed", "alocated=77.8GB"}).status == 2);
+  CHECK(plan({"compare", estimate, measured}).status == 2); // no row in common is no success
+  const std::string ranked = folder.file("plan.yaml");
+  CHECK(plan({"plan", "qwen3.5-35b-a3b", "-o", ranked}).status == 0);
+  CHECK(plan({"compare", ranked, estimate}).status == 0);
 }
 
 TEST_CASE("a hypothetical span is priced and never proposed") {
@@ -198,7 +211,10 @@ TEST_CASE("a hypothetical span is priced and never proposed") {
   CHECK(r.status == 0);
   Json j = Json::parse(r.out);
   bool seen = false;
-  for (const Json& c : j["candidates"]) seen = seen || c["hypothetical"].get<bool>();
+  for (const Json& c : j["candidates"]) {
+    seen = seen || c["hypothetical"].get<bool>();
+    CHECK(c["step_seconds"].get<double>() > 0.9 * j["candidates"][0]["step_seconds"].get<double>()); // no phantom is fast
+  }
   CHECK(seen);
   CHECK(j["proposal"]["setting"].get<std::string>().find("prep") == std::string::npos);
 }
