@@ -62,6 +62,7 @@ void Program::bind() {
 }
 
 void Program::schedule(const std::vector<Slot>& slots) {
+  backward_at_.assign(units_.size(), std::vector<int>(static_cast<size_t>(micro_batches_), -1));
   for (const Slot& s : slots) {
     std::vector<int> members;
     for (size_t u = 0; u < units_.size(); ++u)
@@ -69,6 +70,8 @@ void Program::schedule(const std::vector<Slot>& slots) {
     if (s.pass == Pass::Backward) std::reverse(members.begin(), members.end());
     for (int u : members) {
       const UnitTrace& t = *units_[static_cast<size_t>(u)].trace;
+      if (s.pass == Pass::Backward)
+        backward_at_[static_cast<size_t>(u)][static_cast<size_t>(s.micro_batch)] = static_cast<int>(runs_.size());
       const int first = s.pass == Pass::Forward ? 0 : t.forward_end;
       const int last = s.pass == Pass::Forward ? t.forward_end : static_cast<int>(t.events.size());
       for (int e = first; e < last; ++e) runs_.push_back({.unit = u, .micro_batch = s.micro_batch, .event = e});
@@ -76,11 +79,23 @@ void Program::schedule(const std::vector<Slot>& slots) {
   }
 }
 
+// First run at or after the backward of a unit that belongs to the same pass; -1: none.
+int Program::backward_run(int unit, int micro_batch) const {
+  const int at = backward_at_[static_cast<size_t>(unit)][static_cast<size_t>(micro_batch)];
+  if (at < 0 || at >= static_cast<int>(runs_.size())) return -1;
+  const Run& run = runs_[static_cast<size_t>(at)];
+  const UnitInstance& u = units_[static_cast<size_t>(run.unit)];
+  const bool same = run.micro_batch == micro_batch && u.chunk == units_[static_cast<size_t>(unit)].chunk &&
+                    run.event >= u.trace->forward_end;
+  return same ? at : -1;
+}
+
 namespace {
 
 struct Life {
   int first = -1, last = -1;
   void cover(int at) {
+    if (at < 0) return; // of a pass that is not in the schedule
     if (first < 0 || at < first) first = at;
     last = std::max(last, at);
   }
@@ -103,15 +118,20 @@ void Program::lifetimes() {
   for (size_t u = 0; u < units_.size(); ++u) {
     const UnitTrace& t = *units_[u].trace;
     for (int m = 0; m < micro_batches_; ++m) {
+      const int events = static_cast<int>(t.events.size());
       auto position = [&](int event) { return at[u][static_cast<size_t>(m)][static_cast<size_t>(event)]; };
       for (size_t i = 0; i < t.buffers.size(); ++i) {
         const program::Buffer& b = t.buffers[i];
         std::vector<Life>& mine = lives[static_cast<size_t>(buffer(static_cast<int>(u), m, static_cast<BufferId>(i)))];
         if (mine.empty()) mine.emplace_back();
-        // A boundary buffer is made by its producer's unit: alloc -1 adds nothing here.
+        // A boundary buffer is made by its producer's unit; the chunk's own input is there at entry.
         const bool entry = static_cast<BufferId>(i) == t.output_gradient && u + 1 < units_.size() &&
                            units_[u + 1].chunk == units_[u].chunk;
-        if (b.alloc >= 0 && !entry) mine[0].cover(position(b.alloc));
+        if (b.alloc == events) { // d:output of a unit whose backward runs nothing
+          if (static_cast<BufferId>(i) == t.input_gradient) mine[0].cover(backward_run(static_cast<int>(u), m));
+          continue;
+        }
+        if (!entry && b.last >= 0) mine[0].cover(position(std::max(b.alloc, 0)));
         if (b.drop >= 0) {
           mine[0].cover(position(b.drop));
           if (b.refill >= 0) {
@@ -119,6 +139,8 @@ void Program::lifetimes() {
             mine.back().cover(position(b.refill));
             mine.back().cover(position(b.last));
           }
+        } else if (b.last == events) { // held until a backward pass that runs nothing
+          mine[0].cover(backward_at_[u][static_cast<size_t>(m)] - 1);
         } else if (b.last >= 0) {
           mine[0].cover(position(b.last));
         }
@@ -128,6 +150,13 @@ void Program::lifetimes() {
   // An attribute keeps its buffer until the op's next run, in any micro-batch; the last one to the end.
   struct Binding { int run, buffer; };
   std::map<std::pair<int, model::StorageId>, std::vector<Binding>> bindings;
+  auto keep = [&](int id, int until) {
+    const Buffer& b = buffers_[static_cast<size_t>(id)];
+    const program::Buffer& local = units_[static_cast<size_t>(b.unit)].trace->buffers[static_cast<size_t>(b.local)];
+    std::vector<Life>& mine = lives[static_cast<size_t>(id)];
+    // Nothing of a dropped buffer is kept until it has been filled again.
+    if (local.drop < 0 || (local.refill >= 0 && until > mine.back().first)) mine.back().cover(until);
+  };
   for (size_t r = 0; r < runs_.size(); ++r) {
     const Run& run = runs_[r];
     const UnitTrace& t = *units_[static_cast<size_t>(run.unit)].trace;
@@ -135,12 +164,12 @@ void Program::lifetimes() {
       if (s.event == run.event) {
         int id = buffer(run.unit, run.micro_batch, s.buffer);
         auto& held = bindings[{run.unit, t.list->tensor(t.buffers[static_cast<size_t>(s.buffer)].tensor).storage}];
-        if (!held.empty()) lives[static_cast<size_t>(held.back().buffer)].back().cover(static_cast<int>(r));
+        if (!held.empty()) keep(held.back().buffer, static_cast<int>(r));
         held.push_back({static_cast<int>(r), id});
       }
   }
   for (auto& [key, held] : bindings)
-    lives[static_cast<size_t>(held.back().buffer)].back().cover(static_cast<int>(runs_.size()) - 1);
+    keep(held.back().buffer, static_cast<int>(runs_.size()) - 1);
 
   for (size_t id = 0; id < buffers_.size(); ++id)
     for (const Life& life : lives[id])

@@ -50,12 +50,14 @@ private:
   void bind();
   void schedule(const std::vector<Slot>& slots);
   void lifetimes();
+  int backward_run(int unit, int micro_batch) const;
 
   std::vector<UnitInstance> units_;
   int micro_batches_;
   std::vector<Buffer> buffers_;
   std::vector<Run> runs_;
   std::vector<std::vector<std::vector<int>>> flat_; // [unit][micro_batch][local]
+  std::vector<std::vector<int>> backward_at_;       // [unit][micro_batch]: first run of its backward
 };
 
 } // namespace gdn::program

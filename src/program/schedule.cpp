@@ -56,18 +56,27 @@ void StepPeak::raise(const CategoryBytes& base, const Peak& peak, int at_slot, i
 
 namespace {
 
-// Attributes that an op's next run overwrites, per unit: whose they are, and whether only the
-// attribute keeps them alive.
-struct Attributes {
+// What an attribute refers to: generation 0 of a micro-batch, or a replay's; and what it alone keeps.
+struct Bound {
   int micro_batch = -1;
-  bool extra = false;
+  bool generation0 = false;
+  CategoryBytes extra = {};
+};
+
+// Bytes that an attribute alone keeps during events [from, until] of a pass.
+struct Extra {
+  int from = 0, until = 0;
+  CategoryBytes bytes = {};
 };
 
 class Walker {
 public:
   Walker(const std::vector<std::vector<const UnitSummary*>>& chunks, const CategoryBytes& base)
       : chunks_(chunks), level_(base) {
-    for (const auto& c : chunks) attributes_.emplace_back(c.size());
+    for (const auto& c : chunks) {
+      bound_.emplace_back();
+      for (const UnitSummary* u : c) bound_.back().emplace_back(u->attributes.size());
+    }
   }
 
   Walk run(const std::vector<Slot>& slots) {
@@ -85,50 +94,51 @@ public:
 private:
   void unit(const Slot& s, int u) {
     const UnitSummary& summary = *chunks_[static_cast<size_t>(s.chunk)][static_cast<size_t>(u)];
-    Attributes& a = attributes_[static_cast<size_t>(s.chunk)][static_cast<size_t>(u)];
-    if (s.pass == Pass::Forward) {
-      pass(summary, summary.forward, Pass::Forward, u, a.extra);
-      if (summary.forward.binds) set_extra(summary, a, s.micro_batch, !summary.sticky_crosses);
-    } else if (summary.backward.binds) { // a replay binds new attributes
-      pass(summary, summary.backward_held, Pass::Backward, u, a.extra);
-      set_extra(summary, a, s.micro_batch, true);
-    } else if (summary.sticky_crosses && a.micro_batch == s.micro_batch) {
-      pass(summary, summary.backward_held, Pass::Backward, u, a.extra);
-      set_extra(summary, a, s.micro_batch, true);
-    } else {
-      pass(summary, summary.backward, Pass::Backward, u, a.extra);
+    std::vector<Bound>& bound = bound_[static_cast<size_t>(s.chunk)][static_cast<size_t>(u)];
+    const bool forward = s.pass == Pass::Forward;
+    const PassSummary& pass = forward ? summary.forward : summary.backward;
+    std::vector<Extra> extras;
+    for (size_t i = 0; i < bound.size(); ++i) {
+      const Attribute& a = summary.attributes[i];
+      Bound& b = bound[i];
+      const int bound_at = (forward ? a.forward : a.backward).bound;
+      const int until = bound_at < 0 ? static_cast<int>(pass.levels.size()) : bound_at;
+      const bool own = !forward && b.generation0 && b.micro_batch == s.micro_batch && a.held.total() > 0;
+      if (own) extras.push_back({a.own_end + 1, until, a.held});
+      else if (b.extra.total() > 0) extras.push_back({0, until, b.extra});
+      level_ -= b.extra;
+      if (bound_at >= 0) b = {s.micro_batch, forward, (forward ? a.forward : a.backward).after};
+      else if (own) b.extra = a.held;
+    }
+    raise(pass, extras, u, s.pass);
+    level_ += pass.delta;
+    for (const Bound& b : bound) level_ += b.extra;
+  }
+
+  // Raises the peaks of one pass over the level without this unit's attributes.
+  void raise(const PassSummary& pass, const std::vector<Extra>& extras, int u, Pass phase) {
+    if (extras.empty()) {
+      raise(pass.run, u, phase);
+      raise(pass.replay, u, Pass::Replay);
+      return;
+    }
+    for (size_t e = 0; e < pass.levels.size(); ++e) {
+      CategoryBytes level = pass.levels[e];
+      for (const Extra& x : extras)
+        if (static_cast<int>(e) >= x.from && static_cast<int>(e) <= x.until) level += x.bytes;
+      raise({level.total(), level, pass.first_event + static_cast<int>(e)}, u, pass.replayed[e] ? Pass::Replay : phase);
     }
   }
 
-  // Raises the peaks of one pass over the current level and applies its change. Without bindings,
-  // attributes kept from before are in the level; with them, segment i still has bytes i, i+1, ...
-  void pass(const UnitSummary& summary, const PassSummary& p, Pass phase, int u, bool extra) {
-    CategoryBytes base = level_;
-    for (size_t i = 0; i < p.segments.size(); ++i) {
-      raise(base, p.segments[i].run, u, phase);
-      raise(base, p.segments[i].replay, u, Pass::Replay);
-      if (extra && p.binds && i < summary.sticky.size()) base[Category::Activations] -= summary.sticky[i];
-    }
-    level_ += p.delta;
-  }
-
-  void raise(const CategoryBytes& base, const Peak& peak, int u, Pass phase) {
-    out_.overall.raise(base, peak, slot_, u, phase);
+  void raise(const Peak& peak, int u, Pass phase) {
+    out_.overall.raise(level_, peak, slot_, u, phase);
     StepPeak& mine = phase == Pass::Forward ? out_.forward : phase == Pass::Replay ? out_.replay : out_.backward;
-    mine.raise(base, peak, slot_, u, phase);
-  }
-
-  void set_extra(const UnitSummary& summary, Attributes& a, int micro_batch, bool extra) {
-    Bytes bytes = 0;
-    for (Bytes b : summary.sticky) bytes += b;
-    if (a.extra) level_[Category::Activations] -= bytes;
-    if (extra) level_[Category::Activations] += bytes;
-    a = {micro_batch, extra};
+    mine.raise(level_, peak, slot_, u, phase);
   }
 
   const std::vector<std::vector<const UnitSummary*>>& chunks_;
   CategoryBytes level_;
-  std::vector<std::vector<Attributes>> attributes_;
+  std::vector<std::vector<std::vector<Bound>>> bound_; // per chunk, unit and attribute
   Walk out_;
   int slot_ = 0;
 };

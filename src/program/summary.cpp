@@ -76,57 +76,83 @@ Levels levels(const UnitTrace& t) {
 
 namespace {
 
-// Sweeps events [first, last) of a pass. `held`: sticky buffers live to the end of the pass.
-PassSummary sweep(const UnitTrace& t, int first, int last, bool held) {
+model::StorageId storage_of(const UnitTrace& t, BufferId id) {
+  return t.list->tensor(t.buffers[static_cast<size_t>(id)].tensor).storage;
+}
+
+// Event in [first, last) that takes an attribute away from the buffer that `binding` gave it; -1: none.
+int next_binding(const UnitTrace& t, const UnitTrace::Sticky& binding, int last) {
+  int next = -1;
+  for (const auto& s : t.sticky)
+    if (s.event > binding.event && s.event < last && storage_of(t, s.buffer) == storage_of(t, binding.buffer) &&
+        (next < 0 || s.event < next))
+      next = s.event;
+  return next;
+}
+
+// Sweeps events [first, last) of a pass. Attributes bound in it keep their buffers to its end.
+PassSummary sweep(const UnitTrace& t, int first, int last) {
   const size_t n = static_cast<size_t>(last - first);
   std::vector<CategoryBytes> start(n), end(n);
   CategoryBytes level, handed_over;
   const bool forward = first == 0;
-  auto is_sticky = [&](BufferId id) {
-    return std::any_of(t.sticky.begin(), t.sticky.end(), [&](const auto& s) { return s.buffer == id; });
-  };
   for (size_t i = 0; i < t.buffers.size(); ++i) {
     const Buffer& b = t.buffers[i];
     const BufferId id = static_cast<BufferId>(i);
     if (b.external) continue;
     const bool output = id == t.output, d_input = id == t.input_gradient, d_output = id == t.output_gradient;
-    if (output && !forward) continue; // the next unit's input
-    for (Life life : lives(b, b.last)) {
-      if (d_output && forward) continue;
-      if (life.last < first || life.alloc >= last) {
-        // A sticky buffer that died before this pass is the schedule's business.
-        continue;
-      }
-      if (output) life.last = last;             // handed over at exit
-      if (d_input && !forward) life.last = last;
-      const bool sticky_here = held && is_sticky(id) && life.alloc < last;
-      if (sticky_here) life.last = std::max(life.last, last);
+    if (forward ? d_output : output) continue; // of the backward pass; the next unit's input
+    std::vector<Life> mine = lives(b, b.last);
+    for (size_t l = 0; l < mine.size(); ++l) {
+      Life life = mine[l];
+      if (life.last < first || life.alloc >= last) continue;
+      if (forward ? output : d_input) life.last = last; // handed over at exit
+      bool attribute = false;
+      if (l + 1 == mine.size() && (b.drop < 0 || b.refill >= 0)) // not of a dropped buffer
+        for (const auto& s : t.sticky)
+          if (s.buffer == id && s.event >= first && s.event < last) {
+            const int next = next_binding(t, s, last);
+            attribute = next < 0 && life.last < last;
+            life.last = std::max(life.last, next < 0 ? last : next);
+          }
       const bool present = life.alloc < first || (d_output && life.alloc == first);
-      if (present && (forward || d_output)) level[b.category] += b.bytes; // input at entry, d:output at entry
+      if (present && (forward || d_output)) level[b.category] += b.bytes; // input or d:output at entry
       else if (!present) start[static_cast<size_t>(life.alloc - first)][b.category] += b.bytes;
       if (life.last < last) end[static_cast<size_t>(life.last - first)][b.category] += b.bytes;
-      else if ((output && forward) || (d_input && !forward)) handed_over[b.category] += b.bytes;
-      else if (sticky_here && b.last < last) handed_over[b.category] += b.bytes; // kept by the attribute only
+      else if (output || attribute || !forward) handed_over[b.category] += b.bytes; // not this unit's any more
     }
   }
   PassSummary out;
-  out.segments.emplace_back();
-  // The level at entry counts even when nothing runs.
-  out.segments.back().run.raise(level, 0, first);
+  out.first_event = first;
+  if (n == 0) out.run.raise(level, 0, first);
   for (size_t e = 0; e < n; ++e) {
     level += start[e];
     const int event = first + static_cast<int>(e);
     const Event& running = t.events[static_cast<size_t>(event)];
-    PassSummary::Segment& segment = out.segments.back();
-    (running.pass == Pass::Replay ? segment.replay : segment.run).raise(level, running.scratch, event);
-    if (std::any_of(t.sticky.begin(), t.sticky.end(), [&](const auto& s) { return s.event == event; })) {
-      out.binds = true;
-      out.segments.emplace_back();
-      out.segments.back().run.raise(level - end[e], 0, event);
+    const bool replayed = running.pass == Pass::Replay;
+    (replayed ? out.replay : out.run).raise(level, running.scratch, event);
+    if (!t.sticky.empty()) {
+      out.levels.push_back(level);
+      out.levels.back()[Category::Workspace] += running.scratch;
+      out.replayed.push_back(replayed);
     }
     level -= end[e];
   }
   out.delta = level - handed_over;
+  return out;
+}
+
+// What an attribute does in a pass that binds it.
+Attribute::Use use(const UnitTrace& t, model::StorageId storage, int first, int last) {
+  Attribute::Use out;
+  for (const auto& s : t.sticky) {
+    if (storage_of(t, s.buffer) != storage || s.event < first || s.event >= last) continue;
+    if (out.bound < 0) out.bound = s.event - first;
+    if (next_binding(t, s, last) >= 0) continue;
+    const Buffer& b = t.buffers[static_cast<size_t>(s.buffer)];
+    const bool dropped = b.drop >= s.event && b.drop < last;
+    if (!b.external && !dropped && b.last < last) out.after[b.category] += b.bytes;
+  }
   return out;
 }
 
@@ -135,17 +161,18 @@ PassSummary sweep(const UnitTrace& t, int first, int last, bool held) {
 UnitSummary summarise(const UnitTrace& t) {
   UnitSummary s;
   const int n = static_cast<int>(t.events.size());
-  s.forward = sweep(t, 0, t.forward_end, true);
-  s.backward = sweep(t, t.forward_end, n, false);
-  s.backward_held = sweep(t, t.forward_end, n, true);
-  int binding = -1;
-  for (const auto& st : t.sticky) {
-    if (st.event >= t.forward_end) break; // replays bind the same storages in the same order
-    if (st.event != binding) s.sticky.push_back(0);
-    binding = st.event;
-    const Buffer& b = t.buffers[static_cast<size_t>(st.buffer)];
-    s.sticky.back() += b.bytes;
-    s.sticky_crosses = b.last >= t.forward_end;
+  s.forward = sweep(t, 0, t.forward_end);
+  s.backward = sweep(t, t.forward_end, n);
+  for (const auto& binding : t.sticky) {
+    if (binding.event >= t.forward_end) break;
+    const model::StorageId storage = storage_of(t, binding.buffer);
+    const Buffer& b = t.buffers[static_cast<size_t>(binding.buffer)];
+    Attribute a{use(t, storage, 0, t.forward_end), use(t, storage, t.forward_end, n)};
+    if (!b.external && b.drop < 0 && b.last >= t.forward_end) {
+      a.held[b.category] = b.bytes;
+      a.own_end = b.last - t.forward_end;
+    }
+    s.attributes.push_back(a);
   }
   s.retained = s.forward.delta;
   if (t.input >= 0) s.input_bytes = t.buffers[static_cast<size_t>(t.input)].bytes;

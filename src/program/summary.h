@@ -33,24 +33,30 @@ Levels levels(const UnitTrace& trace);
 
 // One pass of a unit, relative to the level before it. Boundary tensors belong to the unit that
 // reads them: the input (and d:output) counts from entry, the output (and d:input) until exit.
-// Attributes overwritten by the next run (sticky) of an earlier run may still be alive at entry and
-// go at the events that bind new ones: segment i of `segments` ends with binding i.
 struct PassSummary {
-  struct Segment {
-    Peak run;    // forward or backward events, and the level at entry
-    Peak replay; // replayed events; event -1 where there is none
-  };
   CategoryBytes delta = {};
-  std::vector<Segment> segments = {};
-  bool binds = false;
+  Peak run, replay; // forward or backward events; replayed ones. event -1 where there is none
+  // Units with attributes: what lives during each event, scratch included.
+  std::vector<CategoryBytes> levels = {};
+  std::vector<bool> replayed = {};
+  int first_event = 0;
+};
+
+// A buffer that an attribute of the module refers to until the op's next run, in any micro-batch,
+// binds another one (HoldKind::NextForward). Events count from the start of their pass.
+struct Attribute {
+  struct Use {
+    int bound = -1;           // first event that binds it in the pass; -1: none
+    CategoryBytes after = {}; // what it alone keeps alive when such a pass has ended
+  };
+  Use forward, backward;
+  CategoryBytes held = {};    // generation 0 crosses to its micro-batch's backward anyway
+  int own_end = -1;           // event of that backward after which the attribute alone keeps `held`
 };
 
 struct UnitSummary {
-  PassSummary forward;
-  PassSummary backward;       // attributes meanwhile belong to another run
-  PassSummary backward_held;  // attributes are this micro-batch's own and outlive the pass
-  std::vector<Bytes> sticky = {};    // bytes bound at each binding of a pass
-  bool sticky_crosses = false;       // they live until this micro-batch's backward anyway
+  PassSummary forward, backward;
+  std::vector<Attribute> attributes = {};
   CategoryBytes retained = {};       // = forward.delta
   Bytes input_bytes = 0;
 };

@@ -544,7 +544,10 @@ private:
     for (Buffer& b : out_.buffers) {
       if (b.gradient || b.category != Category::Activations) continue;
       const bool boundary = &b - out_.buffers.data() == out_.input || &b - out_.buffers.data() == out_.output;
-      const bool crosses = b.alloc < out_.forward_end && b.last >= out_.forward_end && b.drop < 0;
+      const bool attribute = std::any_of(out_.sticky.begin(), out_.sticky.end(), [&](const auto& s) {
+        return options_.backward && s.event < out_.forward_end && s.buffer == &b - out_.buffers.data();
+      });
+      const bool crosses = b.alloc < out_.forward_end && (b.last >= out_.forward_end || attribute) && b.drop < 0;
       if (!crosses && !boundary) b.category = Category::Transient;
     }
   }

@@ -417,7 +417,7 @@ public:
     f = Frame();
     if (!m_.options.backward) caller_.clear();
     for (const auto& weak : made_) // generation 0 that crosses
-      if (Ref ref = weak.lock(); ref && ref->present() && ref != output)
+      if (Ref ref = weak.lock(); ref && ref->present() && ref != output && m_.options.backward)
         if (Category& c = machine_.ledger.item(ref->id()).category; c == Category::Transient) c = Category::Activations;
     made_.clear();
     if (output)
@@ -780,6 +780,7 @@ Execution execute(const std::vector<Unit>& units, const std::vector<program::Slo
     }
     carried.reset();
     out.slot_levels.push_back(machine.ledger.level());
+    out.slot_ends.push_back(machine.samples.size());
   }
   out.end_level = machine.ledger.level();
   for (size_t i = 0; i < machine.samples.size(); ++i) {

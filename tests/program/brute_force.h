@@ -33,6 +33,7 @@ struct Execution {
   Bytes retained = 0;       // of the first forward: alive behind it, external included, the output not
   Bytes end_level = 0;      // after everything, attributes of the next forward still set
   std::vector<Bytes> slot_levels; // after each slot
+  std::vector<size_t> slot_ends;  // samples up to the end of each slot
   // Counted memories that are live during each sample, by index into `names`; external ones are unnamed.
   std::vector<std::vector<int>> live;
   std::vector<std::string> names;

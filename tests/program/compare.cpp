@@ -92,7 +92,7 @@ std::string difference(const program::UnitTrace& t, const std::vector<model::Spa
   for (auto [truth, engine] : peaks) {
     if (truth->event != engine->event || truth->bytes != engine->bytes)
       return fmt::format("peak {} at event {} is reported as {} at {}", truth->bytes, truth->event, engine->bytes, engine->event);
-    if (t.sticky.empty() && truth->by != engine->by) {
+    if (truth->by != engine->by) {
       std::string text = fmt::format("peak at event {} by category:", truth->event);
       for (int c = 0; c < kCategoryCount; ++c)
         text += fmt::format(" {} {}/{}", name_of(static_cast<Category>(c)), truth->by[static_cast<Category>(c)], engine->by[static_cast<Category>(c)]);

@@ -183,14 +183,17 @@ private:
       int readers = 0;
       for (const Op& o : b_.list().ops)
         for (TensorId in : o.inputs) readers += at(in).storage == at(t).storage;
-      if (readers == 1 && at(t).base < 0 && t != b_.list().input && random_.chance(0.5))
+      bool aliased = false; // its gradient goes on as another's
+      for (const Op& o : b_.list().ops)
+        for (const Op::GradAlias& a : o.grad_aliases) aliased = aliased || a.output == t;
+      if (readers == 1 && !aliased && at(t).base < 0 && t != b_.list().input && random_.chance(0.5))
         b_.list().tensors[static_cast<size_t>(t)].gradient = GradientStorage::Overwrite;
     }
     op.steps.push_back(std::move(step));
   }
 
   TensorId last_op() {
-    TensorId out = fresh(true);
+    TensorId out = b_.tensor(name("t"), DType::BF16, {kRows, kStream});
     if (TensorId x = b_.list().input; x >= 0 && random_.chance(0.4)) { // x + f(x)
       TensorId f = fresh(true);
       compute_op({pick()}, {f}, {});
