@@ -1,6 +1,7 @@
 #include "trainer/executor.h"
 
 #include <chrono>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -56,12 +57,19 @@ std::string Executor::line_name(const Script::Line& line) const {
 void Executor::run(const StepContext& context, const Observer& observer) {
   base_ = ledger_.live();
   const int allocations = device_.allocations();
-  for (size_t i = 0; i < script_.lines.size(); ++i) run_line(i, context, observer);
+  try {
+    for (size_t i = 0; i < script_.lines.size(); ++i) run_line(i, context, observer);
+  } catch (...) {
+    abandon();
+    throw;
+  }
   if (device_.allocations() != allocations)
     throw Error(ErrorCode::Internal, fmt::format("{} allocations happened inside a step", device_.allocations() - allocations));
-  if (checks_.equality && ledger_.live() != base_)
-    throw Error(ErrorCode::Internal, fmt::format("{} bytes are still held after the step; the largest is '{}'",
-                                                 ledger_.total() - base_.total(), ledger_.largest(1).at(0).owner));
+  if (checks_.equality && ledger_.live() != base_) {
+    const Bytes left = ledger_.total() - base_.total();
+    abandon();
+    throw Error(ErrorCode::Internal, fmt::format("{} bytes are still held after the step", left));
+  }
 }
 
 void Executor::run_line(size_t index, const StepContext& context, const Observer& observer) {
@@ -70,10 +78,9 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
   ledger_.mark(&name);
   for (const Script::Acquire& a : line.acquires) acquire(a);
   std::span<std::byte> scratch;
-  Ledger::Ticket ticket = -1;
   if (line.scratch > 0) {
     scratch = {arena_.data() + line.scratch_offset, static_cast<size_t>(line.scratch)};
-    ticket = ledger_.acquire(name, Category::Workspace, line.scratch);
+    scratch_ticket_ = ledger_.acquire(name, Category::Workspace, line.scratch);
     set_guards(scratch.data(), line.scratch);
   }
   if (checks_.equality) compare(index);
@@ -85,9 +92,9 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
   c.check_all_used();
   if (observer) observer(index, c, seconds);
 
-  if (ticket >= 0) {
+  if (scratch_ticket_ >= 0) {
     check_guards(scratch.data(), line.scratch, "the scratch of " + name);
-    ledger_.release(ticket);
+    ledger_.release(std::exchange(scratch_ticket_, -1));
   }
   if (checks_.poison)
     for (const OpCall::Operand& o : c.operands()) {
@@ -116,6 +123,15 @@ void Executor::release(int buffer) {
   }
   if (h.ticket >= 0) ledger_.release(h.ticket);
   h = {};
+}
+
+void Executor::abandon() {
+  for (Held& h : held_) {
+    if (h.ticket >= 0) ledger_.release(h.ticket);
+    h = {};
+  }
+  if (scratch_ticket_ >= 0) ledger_.release(std::exchange(scratch_ticket_, -1));
+  ledger_.mark(nullptr);
 }
 
 OpCall Executor::call(const Script::Line& line, std::span<std::byte> scratch, const StepContext& context) {

@@ -43,10 +43,12 @@ public:
   // the device cannot run.
   Executor(const program::Program& program, Script script, Device& device, Parameters& parameters, Ledger& ledger,
            Checks checks = {});
+  ~Executor() { abandon(); }
 
   // After the op has run, before anything is freed. `index` counts the script's lines.
   using Observer = std::function<void(size_t index, const OpCall& call, Seconds seconds)>;
-  // All micro-batches, forward and backward; gradients accumulate into the parameters.
+  // All micro-batches, forward and backward; gradients accumulate into the parameters. After an error
+  // nothing is held any more.
   void run(const StepContext& context, const Observer& observer = {});
 
   const program::Program& program() const { return program_; }
@@ -63,6 +65,7 @@ private:
 
   void acquire(const Script::Acquire& a);
   void release(int buffer);
+  void abandon(); // gives everything back to the ledger, unchecked
   void run_line(size_t index, const StepContext& context, const Observer& observer);
   OpCall call(const Script::Line& line, std::span<std::byte> scratch, const StepContext& context);
   void compare(size_t index) const;
@@ -78,6 +81,7 @@ private:
   Checks checks_;
   DeviceMemory arena_;
   std::vector<Held> held_;                                  // per buffer of the program
+  Ledger::Ticket scratch_ticket_ = -1;
   std::vector<std::vector<std::vector<ParameterSlot*>>> slots_; // [unit][op][parameter]
   std::map<std::pair<int, int>, HostTables> tables_;        // (unit, micro-batch)
   CategoryBytes base_;                                      // the ledger before the step

@@ -44,6 +44,7 @@ View OpCall::forward(TensorId t) const {
 // A forward tensor lies in its storage as the list says. A gradient buffer is a dense copy of the
 // shape of the tensor that owns it; a slice lies in it as the slice's tensor lies in the owner.
 View OpCall::view_of(const Operand& o) const {
+  if (o.placed) return o.placed;
   const model::Tensor& t = list_.tensor(o.access.tensor);
   View v{o.buffer, t.dtype, t.rows(), t.cols(), t.row_stride};
   if (t.rows() <= 1 && v.stride == 0) v.stride = t.cols();

@@ -61,6 +61,7 @@ public:
     program::Access access;
     std::byte* buffer = nullptr;
     model::TensorId named = -1; // the tensor whose shape the gradient buffer has
+    View placed = {};           // where it lies, for operands that are no buffer of their own
   };
   struct Parameter {
     View value;

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "trainer/prediction.h"
 
 namespace gdn::trainer {
 
@@ -31,17 +32,26 @@ std::vector<std::int64_t> dense_sequences(std::int64_t batch, std::int64_t seq) 
   return offsets;
 }
 
-Session::Session(config::Model model, config::Run run, Device& device)
-    : model_(std::move(model)), run_(std::move(run)), device_(device),
-      workload_(std::make_unique<plan::Workload>(model_, run_, device.provider())),
-      parameters_(std::make_unique<Parameters>(model_, run_, device, ledger_)) {}
+Session::Session(config::Model model, config::Run run, Device& device, Bytes budget)
+    : model_(std::move(model)), run_(std::move(run)), device_(device), budget_(budget),
+      workload_(std::make_unique<plan::Workload>(model_, run_, device.provider())) {
+  const Bytes state = Parameters::bytes_of(model::static_state(model_, run_, 0)).total();
+  if (state > budget_)
+    throw Error(ErrorCode::DoesNotFit,
+                fmt::format("parameters, gradients and optimizer take {}, {} may be used", format_bytes(state), format_bytes(budget_)),
+                "no recompute setting changes that: a smaller model, or more memory");
+  parameters_ = std::make_unique<Parameters>(model_, run_, device, ledger_);
+}
 
 void Session::use(const plan::Setting& setting, Checks checks) {
   executor_.reset(); // the arena first: two never coexist
   program_ = std::make_unique<program::Program>(step_program(*workload_, setting, static_cast<int>(run_.micro_batches())));
   program::LayoutOptions options;
   options.guard = kGuard;
-  executor_ = std::make_unique<Executor>(*program_, script(*program_, program::lay_out(*program_, options)), device_,
+  const program::Layout layout = program::lay_out(*program_, options);
+  if (parameters_->bytes().total() + layout.extent > budget_)
+    throw Error(ErrorCode::DoesNotFit, does_not_fit(*workload_, setting, predict(*workload_, setting, *program_), budget_));
+  executor_ = std::make_unique<Executor>(*program_, script(*program_, layout), device_,
                                          *parameters_, ledger_, checks);
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -34,10 +35,11 @@ struct StepResult {
 // runs a step, measures it or compares two ways of running it is built on this.
 class Session {
 public:
-  // Throws Error{Config} for what is priced but not executed.
-  Session(config::Model model, config::Run run, Device& device);
+  // `budget`: bytes that may be allocated. Throws Error{Config} for what is priced but not executed.
+  Session(config::Model model, config::Run run, Device& device, Bytes budget = std::numeric_limits<Bytes>::max());
 
-  // Lays out and allocates the program of `setting`, in place of the one before.
+  // Lays out and allocates the program of `setting`, in place of the one before. Throws
+  // Error{DoesNotFit} naming the largest tensors and the setting that would fit.
   void use(const plan::Setting& setting, Checks checks = {});
 
   // Zeroes the gradients, then forward and backward of every micro-batch. `step` and `seed` feed the
@@ -59,6 +61,7 @@ private:
   config::Model model_;
   config::Run run_;
   Device& device_;
+  Bytes budget_;
   Ledger ledger_;
   std::unique_ptr<plan::Workload> workload_;
   std::unique_ptr<Parameters> parameters_;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include "reference/attention.h"
+#include "reference/heads.h"
 #include "reference/mlp.h"
 #include "reference/norm.h"
 #include "trainer/cpu/ops.h"
@@ -11,18 +12,6 @@ using model::AttentionAttr;
 using model::NormAttr;
 
 namespace {
-
-// A contiguous matrix under another number of rows.
-View with_rows(const OpCall& c, View v, std::int64_t rows) {
-  if (!v || v.rows == rows) return v;
-  const std::int64_t n = v.rows * v.cols;
-  if ((v.rows > 1 && v.stride != v.cols) || n % rows != 0)
-    throw Error(ErrorCode::Internal, fmt::format("{}: a strided [{}, {}] operand cannot be seen as {} rows", c.name(), v.rows, v.cols, rows));
-  v.rows = rows;
-  v.cols = v.stride = n / rows;
-  return v;
-}
-GradView with_rows(const OpCall& c, GradView g, std::int64_t rows) { return {with_rows(c, g.to, rows), g.accumulate}; }
 
 // RMSNorm of heads: rows of x are heads, unless one statistic covers several of them.
 struct HeadNormShape {
@@ -43,19 +32,37 @@ View statistic(View v, const HeadNormShape& s) { // [x.elements / group] as [row
   return v;
 }
 
+// One statistic over several strided rows (k of all query groups): x is gathered first.
+bool gathers(const model::OpList& list, const model::Op& op) {
+  const model::Tensor& x = list.tensor(op.inputs[0]);
+  return x.cols() % std::get<NormAttr>(op.attr).group != 0 && x.row_stride != x.cols();
+}
+Bytes head_norm_scratch(const model::OpList& list, const model::Op& op, int) {
+  return gathers(list, op) ? list.tensor(op.inputs[0]).bytes() : 0;
+}
+View head_norm_input(const OpCall& c, const HeadNormShape& s) {
+  const View x = c.in(0);
+  if (!gathers(c.list(), c.op())) return with_rows(c, x, s.rows);
+  const View dense{c.scratch(head_norm_scratch(c.list(), c.op(), c.step())).data(), x.dtype, x.rows, x.cols, x.cols};
+  with_type(x.dtype, [&]<class T>() { reference::copy<T>(mat<T>(x), mat<T>(dense)); });
+  return with_rows(c, dense, s.rows);
+}
+
 void head_norm_forward(const OpCall& c) {
   const HeadNormShape s(c);
-  with_type(c.in(0).dtype, [&]<class T>() {
-    reference::rms_norm_forward<T>(s.norm, mat<T>(with_rows(c, c.in(0), s.rows)), values(c.param(0, 1, s.group)),
-                                   mat<T>(with_rows(c, c.out(0), s.rows)), values(statistic(c.out(1), s)));
+  const View x = head_norm_input(c, s);
+  with_type(x.dtype, [&]<class T>() {
+    reference::rms_norm_forward<T>(s.norm, mat<T>(x), values(c.param(0, 1, s.group)), mat<T>(with_rows(c, c.out(0), s.rows)),
+                                   values(statistic(c.out(1), s)));
   });
 }
 void head_norm_backward(const OpCall& c) {
   const HeadNormShape s(c);
-  with_type(c.in(0).dtype, [&]<class T>() {
-    reference::rms_norm_backward<T>(s.norm, mat<T>(with_rows(c, c.in(0), s.rows)), values(c.param(0, 1, s.group)),
-                                    values(statistic(c.out(1), s)), mat<T>(with_rows(c, c.d_out(0), s.rows)),
-                                    grad<T>(with_rows(c, c.d_in(0), s.rows)), values(c.param_grad(0, 1, s.group)));
+  const View x = head_norm_input(c, s);
+  with_type(x.dtype, [&]<class T>() {
+    reference::rms_norm_backward<T>(s.norm, mat<T>(x), values(c.param(0, 1, s.group)), values(statistic(c.out(1), s)),
+                                    mat<T>(with_rows(c, c.d_out(0), s.rows)), grad<T>(with_rows(c, c.d_in(0), s.rows)),
+                                    values(c.param_grad(0, 1, s.group)));
   });
 }
 
@@ -112,16 +119,17 @@ void core_backward(const OpCall& c) {
   });
 }
 
-// inputs o, gate.
+// inputs o, gate; the gate may be a strided view, one row a query group.
+std::int64_t gate_rows(const OpCall& c) { return c.list().tensor(c.op().inputs[1]).rows(); }
 void gate_forward(const OpCall& c) {
-  const std::int64_t n = tokens_of(c);
+  const std::int64_t n = gate_rows(c);
   with_type(c.in(0).dtype, [&]<class T>() {
     reference::sigmoid_gate_forward<T>(mat<T>(with_rows(c, c.in(0), n)), mat<T>(with_rows(c, c.in(1), n)),
                                        mat<T>(with_rows(c, c.out(0), n)));
   });
 }
 void gate_backward(const OpCall& c) {
-  const std::int64_t n = tokens_of(c);
+  const std::int64_t n = gate_rows(c);
   with_type(c.in(0).dtype, [&]<class T>() {
     reference::sigmoid_gate_backward<T>(mat<T>(with_rows(c, c.in(0), n)), mat<T>(with_rows(c, c.in(1), n)),
                                         mat<T>(with_rows(c, c.d_out(0), n)), grad<T>(with_rows(c, c.d_in(0), n)),
@@ -130,7 +138,7 @@ void gate_backward(const OpCall& c) {
 }
 
 const Entry kOps[] = {
-    {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward}},
+    {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward, head_norm_scratch}},
     {model::OpKind::Rope, {rope_forward, rope_backward}},
     {model::OpKind::CoreAttention, {core_forward, core_backward}},
     {model::OpKind::OutputGate, {gate_forward, gate_backward}},

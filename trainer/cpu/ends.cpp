@@ -198,13 +198,13 @@ void chunked_backward(const OpCall& c) {
   });
 }
 
-// The mean over the valid labels of the step. The model's own loss comes last, those of multi-token
-// prediction before it; they share the weight mtp_loss_scaling_factor, 0.1 in Megatron-LM.
+// The mean over the valid labels of the step. Losses of multi-token prediction ("mtp0.loss") share the
+// weight mtp_loss_scaling_factor, 0.1 in Megatron-LM.
 constexpr double kMtpWeight = 0.1;
 
+bool is_mtp(const OpCall& c, size_t i) { return c.list().tensor(c.op().inputs[i]).name.rfind("mtp", 0) == 0; }
 double loss_weight(const OpCall& c, size_t i) {
-  const size_t depths = c.op().inputs.size() - 1;
-  return i == depths ? 1 : kMtpWeight / static_cast<double>(depths);
+  return is_mtp(c, i) ? kMtpWeight / static_cast<double>(c.op().inputs.size() - 1) : 1;
 }
 void loss_sum_forward(const OpCall& c) {
   double sum = 0, mtp = 0;
@@ -212,8 +212,7 @@ void loss_sum_forward(const OpCall& c) {
     const View loss = c.in(i);
     double part = 0;
     for (std::int64_t t = 0; t < loss.rows; ++t) part += values(loss).get(t, 0);
-    if (i + 1 == c.op().inputs.size()) sum = part;
-    else mtp += loss_weight(c, i) * part;
+    (is_mtp(c, i) ? mtp : sum) += loss_weight(c, i) * part;
   }
   if (c.pass() != program::Pass::Forward || c.context().totals == nullptr) return;
   c.context().totals->loss_sum += sum;

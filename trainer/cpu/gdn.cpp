@@ -2,6 +2,7 @@
 #include "reference/gates.h"
 #include "reference/heads.h"
 #include "reference/l2norm.h"
+#include "reference/mlp.h"
 #include "reference/norm.h"
 #include "reference/rule.h"
 #include "trainer/cpu/ops.h"
@@ -30,6 +31,15 @@ template <reference::Activation A> void conv_backward(const OpCall& c) {
                                 values(has_bias ? c.param(1, 1, x.cols) : View{}), mat<T>(c.d_out(0)), grad<T>(c.d_in(0)),
                                 values(c.param_grad(0, x.cols, taps)),
                                 values(has_bias ? c.param_grad(1, 1, x.cols) : View{}));
+  });
+}
+
+void silu_forward(const OpCall& c) {
+  with_type(c.in(0).dtype, [&]<class T>() { reference::silu_forward<T>(mat<T>(c.in(0)), mat<T>(c.out(0))); });
+}
+void silu_backward(const OpCall& c) {
+  with_type(c.in(0).dtype, [&]<class T>() {
+    reference::silu_backward<T>(mat<T>(c.in(0)), mat<T>(c.d_out(0)), grad<T>(c.d_in(0)));
   });
 }
 
@@ -185,6 +195,7 @@ using reference::Activation;
 const Entry kOps[] = {
     {model::OpKind::ConvSilu, {conv_forward<Activation::Silu>, conv_backward<Activation::Silu>}},
     {model::OpKind::Conv, {conv_forward<Activation::None>, conv_backward<Activation::None>}},
+    {model::OpKind::Silu, {silu_forward, silu_backward}},
     {model::OpKind::L2Norm, {l2norm_forward, l2norm_backward}},
     {model::OpKind::ExpandHeads, {expand_forward, expand_backward}},
     {model::OpKind::Gates, {gates_forward, gates_backward}},

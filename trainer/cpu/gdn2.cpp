@@ -11,16 +11,15 @@ using model::GdnAttr;
 
 namespace {
 
-// Raw sections at Hk heads; the gates of q and k channels are repeated to Hv.
+// Raw sections at Hk heads; the gates of key channels are repeated to Hv unless the op is grouped.
 struct Widths {
   std::int64_t rows, keys, dk, repeat; // keys = Hk dk
   Widths(const model::OpList& list, const model::Op& op) {
-    const auto& a = std::get<GdnAttr>(op.attr);
     const model::Tensor& f = list.tensor(op.inputs[0]);
     rows = f.rows();
     keys = f.cols();
-    dk = a.key_dim;
-    repeat = a.value_heads * dk / keys;
+    dk = std::get<GdnAttr>(op.attr).key_dim;
+    repeat = list.tensor(op.outputs[0]).cols() / keys;
   }
 };
 Bytes gates_scratch(const model::OpList& list, const model::Op& op, int) {
@@ -54,58 +53,106 @@ void gates_backward(const OpCall& c) {
   reference::sigmoid_backward(values(c.in(2)), values(c.d_out(2)), values_grad(c.d_in(2)));
 }
 
-reference::RuleShape shape_of(const OpCall& c) {
-  const auto& a = c.attr<GdnAttr>();
-  reference::RuleShape s;
-  s.key_heads = c.list().tensor(c.op().inputs[0]).cols() / a.key_dim;
-  s.value_heads = a.value_heads;
-  s.key_dim = a.key_dim;
-  s.value_dim = a.value_dim;
-  return s;
+// inputs q, k, v, g, b, w; outputs o, g_cum (not when grouped), A, A_qk. When grouped, g and b enter at
+// Hk heads and are repeated here; backward repeats them again and sums their gradients.
+struct RuleParts {
+  reference::RuleShape shape;
+  std::int64_t rows, wide, repeat; // wide = Hv dk
+  bool grouped;
+  RuleParts(const model::OpList& list, const model::Op& op) {
+    const auto& a = std::get<GdnAttr>(op.attr);
+    shape.key_heads = list.tensor(op.inputs[0]).cols() / a.key_dim;
+    shape.value_heads = a.value_heads;
+    shape.key_dim = a.key_dim;
+    shape.value_dim = a.value_dim;
+    rows = list.tensor(op.inputs[0]).rows();
+    wide = a.value_heads * a.key_dim;
+    repeat = wide / list.tensor(op.inputs[3]).cols();
+    grouped = a.grouped;
+  }
+};
+Bytes rule_scratch(const model::OpList& list, const model::Op& op, int step) {
+  const RuleParts p(list, op);
+  return p.repeat == 1 ? 0 : p.rows * p.wide * 8 * (step < 0 ? 1 : 2); // g and b, their gradients
 }
 
-// inputs q, k, v, g, b, w; outputs o, g_cum, A, A_qk. The two 64-wide matrices are what the upstream
-// kernel keeps; the recurrence here does without them, so they hold zeros.
+struct WideGates {
+  View g, b, dg, db;
+  WideGates(const OpCall& c, const RuleParts& p) : g(c.in(3)), b(c.in(4)) {
+    if (c.step() >= 0) {
+      dg = c.d_in(3).to;
+      db = c.d_in(4).to;
+    }
+    if (p.repeat == 1) return;
+    std::byte* at = c.scratch(rule_scratch(c.list(), c.op(), c.step())).data();
+    auto take = [&](DType dtype) {
+      View v{at, dtype, p.rows, p.wide, p.wide};
+      at += p.rows * p.wide * 4;
+      return v;
+    };
+    const View narrow_g = g, narrow_b = b;
+    g = take(DType::FP32);
+    b = take(narrow_b.dtype);
+    reference::repeat_heads_forward<float>(p.shape.key_dim, p.repeat, mat<float>(narrow_g), mat<float>(g));
+    with_type(b.dtype, [&]<class T>() { reference::repeat_heads_forward<T>(p.shape.key_dim, p.repeat, mat<T>(narrow_b), mat<T>(b)); });
+    if (c.step() < 0) return;
+    dg = take(DType::FP32);
+    db = take(b.dtype);
+  }
+};
+
+// The two 64-wide matrices are what the kernels keep; the recurrence here does without them, so they
+// hold zeros.
 void rule_forward(const OpCall& c) {
-  for (size_t i : {2u, 3u})
+  const RuleParts parts(c.list(), c.op());
+  const WideGates gates(c, parts);
+  const size_t first = parts.grouped ? 1 : 2; // A, A_qk
+  for (size_t i : {first, first + 1})
     std::memset(c.out(i).data, 0, static_cast<size_t>(c.list().tensor(c.op().outputs[i]).bytes()));
   with_type(c.in(2).dtype, [&]<class T>() {
     reference::Gdn2Forward<T> p;
     p.q = mat<T>(c.in(0));
     p.k = mat<T>(c.in(1));
     p.v = mat<T>(c.in(2));
-    p.g = values(c.in(3));
-    p.b = mat<T>(c.in(4));
+    p.g = values(gates.g);
+    p.b = mat<T>(gates.b);
     p.w = mat<T>(c.in(5));
     p.o = mat<T>(c.out(0));
-    p.g_cum = values(c.out(1));
-    reference::gdn2_forward<T>(shape_of(c), c.batch().sequences, p);
+    if (!parts.grouped) p.g_cum = values(c.out(1));
+    reference::gdn2_forward<T>(parts.shape, c.batch().sequences, p);
   });
 }
 void rule_backward(const OpCall& c) {
-  for (size_t i : {1u, 2u, 3u}) c.out(i); // kept, not needed
+  const RuleParts parts(c.list(), c.op());
+  const WideGates gates(c, parts);
+  for (size_t i = 1; i < c.op().outputs.size(); ++i) c.out(i); // kept by the kernels, not needed here
+  const GradView dg = c.d_in(3), db = c.d_in(4);
+  const bool repeated = parts.repeat > 1;
   with_type(c.in(2).dtype, [&]<class T>() {
     reference::Gdn2Backward<T> p;
     p.q = mat<T>(c.in(0));
     p.k = mat<T>(c.in(1));
     p.v = mat<T>(c.in(2));
-    p.g = values(c.in(3));
-    p.b = mat<T>(c.in(4));
+    p.g = values(gates.g);
+    p.b = mat<T>(gates.b);
     p.w = mat<T>(c.in(5));
     p.d_o = mat<T>(c.d_out(0));
     p.dq = grad<T>(c.d_in(0));
     p.dk = grad<T>(c.d_in(1));
     p.dv = grad<T>(c.d_in(2));
-    p.dg = values_grad(c.d_in(3));
-    p.db = grad<T>(c.d_in(4));
+    p.dg = values_grad({gates.dg, !repeated && dg.accumulate});
+    p.db = grad<T>({gates.db, !repeated && db.accumulate});
     p.dw = grad<T>(c.d_in(5));
-    reference::gdn2_backward<T>(shape_of(c), c.batch().sequences, p);
+    reference::gdn2_backward<T>(parts.shape, c.batch().sequences, p);
+    if (!repeated) return;
+    reference::repeat_heads_backward<float>(parts.shape.key_dim, parts.repeat, mat<float>(gates.dg), grad<float>(dg));
+    reference::repeat_heads_backward<T>(parts.shape.key_dim, parts.repeat, mat<T>(gates.db), grad<T>(db));
   });
 }
 
 const Entry kOps[] = {
     {model::OpKind::Gdn2Gates, {gates_forward, gates_backward, gates_scratch}},
-    {model::OpKind::Gdn2Rule, {rule_forward, rule_backward}},
+    {model::OpKind::Gdn2Rule, {rule_forward, rule_backward, rule_scratch}},
 };
 
 } // namespace

@@ -9,6 +9,7 @@
 #include "reference/moe.h"
 #include "reference/permute.h"
 #include "trainer/cpu/ops.h"
+#include "trainer/cpu/routing.h"
 
 namespace gdn::trainer::cpu {
 
@@ -19,11 +20,6 @@ using reference::Values;
 namespace {
 
 // --------------------------------------------------------------------------------- router ----
-
-reference::Router router_of(const MoeAttr& a) {
-  return {a.experts, a.top_k, a.sigmoid ? reference::Score::Sigmoid : reference::Score::Softmax, a.renormalise,
-          a.forced_balance, 0};
-}
 
 // Scores are kept for the chosen k where the weights are a softmax over them, else for all experts.
 bool keeps_chosen(const MoeAttr& a) { return !a.sigmoid && a.renormalise; }
@@ -51,15 +47,7 @@ void router_forward(const OpCall& c) {
   reference::dense_from_slots(values(index), values(weight), values(c.out(0)), values(c.out(1)));
   reference::convert(values(index), values(c.out(4)));
   if (a.aux_coeff > 0 && !keeps_chosen(a)) reference::convert(values(scores), values(c.out(5)));
-  if (c.pass() != program::Pass::Forward || c.context().totals == nullptr) return; // counters act once
-  StepTotals& totals = *c.context().totals;
-  const auto counts = counts_of(a, values(index));
-  totals.expert_load.resize(std::max(totals.expert_load.size(), counts.size()));
-  for (size_t e = 0; e < counts.size(); ++e) totals.expert_load[e] += counts[e];
-  if (a.aux_coeff > 0)
-    totals.aux_loss += c.context().aux_scale *
-                       reference::balance_loss(r, {a.aux_coeff, static_cast<double>(a.top_k), logits.rows}, values(logits), counts);
-  if (a.z_coeff > 0) totals.aux_loss += c.context().aux_scale * reference::z_loss(a.z_coeff, values(logits));
+  add_routing_totals(c, values(logits), counts_of(a, values(index)));
 }
 
 // From the kept scores, not the logits. For one token, w the weights, s the scores, chosen j:
@@ -207,17 +195,21 @@ void permute_backward(const OpCall& c) {
   }
 }
 
-// inputs rows, row map; output y [T, h].
+// inputs rows, row map, whose first k columns are the rows of a token's slots; output y [T, h].
+reference::Permutation rows_of_slots(const OpCall& c, ConstValues map, std::int64_t rows) {
+  map.cols = top_k_of(c);
+  return reference::load_row_map(map, rows);
+}
 void unpermute_forward(const OpCall& c) {
   const View rows = c.in(0), y = c.out(0);
-  const Slots s = load_map(c, values(c.in(1)), rows.rows, c.host_table(permute_op(c)));
-  with_type(y.dtype, [&]<class T>() { reference::combine_forward<T>(s.permutation, top_k_of(c), mat<T>(rows), {}, mat<T>(y)); });
+  const auto p = rows_of_slots(c, values(c.in(1)), rows.rows);
+  with_type(y.dtype, [&]<class T>() { reference::combine_forward<T>(p, top_k_of(c), mat<T>(rows), {}, mat<T>(y)); });
 }
 void unpermute_backward(const OpCall& c) {
   const View dy = c.d_out(0);
   const GradView drows = c.d_in(0);
-  const Slots s = load_map(c, values(c.in(1)), drows.to.rows, c.host_table(permute_op(c)));
-  with_type(dy.dtype, [&]<class T>() { reference::combine_backward<T>(s.permutation, top_k_of(c), {}, {}, mat<T>(dy), grad<T>(drows), {}); });
+  const auto p = rows_of_slots(c, values(c.in(1)), drows.to.rows);
+  with_type(dy.dtype, [&]<class T>() { reference::combine_backward<T>(p, top_k_of(c), {}, {}, mat<T>(dy), grad<T>(drows), {}); });
 }
 
 // On one expert rank the rows are where they must be: exchanges copy.
@@ -234,10 +226,18 @@ void exchange_backward(const OpCall& c) {
 
 // -------------------------------------------------------------------------------- experts ----
 
-// Groups end where the routed rows end; rows past them are planned but unused.
+// First row of every expert, and the end: a tensor in stack native, host data in stack megatron. Rows past
+// the end are planned but unused.
+std::vector<std::int64_t> groups_of(const OpCall& c) {
+  if (c.op().inputs.size() < 2) return c.host_table(permute_op(c));
+  const ConstValues offsets = values(c.in(1));
+  std::vector<std::int64_t> groups;
+  for (std::int64_t i = 0; i < offsets.rows; ++i) groups.push_back(static_cast<std::int64_t>(offsets.get(i, 0)));
+  return groups;
+}
 void grouped_forward(const OpCall& c) {
   const View x = c.in(0), y = c.out(0);
-  const auto& groups = c.host_table(permute_op(c));
+  const auto groups = groups_of(c);
   const auto experts = static_cast<std::int64_t>(groups.size()) - 1;
   with_type(x.dtype, [&]<class T>() {
     reference::grouped_linear_forward<T>(mat<T>(x), mat<T>(c.param(0, experts * y.cols, x.cols)), groups, mat<T>(y));
@@ -245,7 +245,7 @@ void grouped_forward(const OpCall& c) {
 }
 void grouped_backward(const OpCall& c) {
   const View dy = c.d_out(0);
-  const auto& groups = c.host_table(permute_op(c));
+  const auto groups = groups_of(c);
   const auto experts = static_cast<std::int64_t>(groups.size()) - 1;
   const std::int64_t in = c.list().tensor(c.op().inputs[0]).cols();
   with_type(dy.dtype, [&]<class T>() {

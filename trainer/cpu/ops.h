@@ -25,10 +25,11 @@ struct Entry {
 };
 std::span<const Entry> plumbing_ops();
 std::span<const Entry> gdn_ops();
-std::span<const Entry> gdn_pre_ops();
+std::span<const Entry> fused_ops();
 std::span<const Entry> gdn2_ops();
 std::span<const Entry> attention_ops();
 std::span<const Entry> moe_ops();
+std::span<const Entry> routing_ops();
 std::span<const Entry> ends_ops();
 
 // ----------------------------------------------------------------- operands as reference views ----
@@ -57,6 +58,10 @@ inline reference::ValuesGrad values_grad(const GradView& g) {
   out.write = g.accumulate ? Write::Accumulate : Write::Overwrite;
   return out;
 }
+
+// A contiguous matrix under another number of rows; strided ones must have it already.
+View with_rows(const OpCall& c, View v, std::int64_t rows);
+inline GradView with_rows(const OpCall& c, GradView g, std::int64_t rows) { return {with_rows(c, g.to, rows), g.accumulate}; }
 
 // Calls f<T>() for the storage type of a tensor.
 template <class F> void with_type(DType dtype, F&& f) {

@@ -19,20 +19,27 @@ template <class T> void zero(const View& v) {
 
 void view_forward(const OpCall& c) { c.use_all(); }
 
+// Where a view of `base` lies in d:base, whose rows may be closer together than those of `base`.
+View place(const OpCall& c, const model::Tensor& base, const model::Tensor& part, const View& d_base) {
+  View v{d_base.data + (part.offset - base.offset) * size_of(base.dtype), base.dtype, part.rows(), part.cols(), d_base.stride};
+  if (part.rows() <= 1) v.stride = part.cols();
+  else if (base.row_stride == base.cols()) v.stride = part.row_stride;
+  else if (part.rows() != base.rows())
+    throw Error(ErrorCode::Internal, fmt::format("{}: '{}' reshapes a strided tensor", c.name(), part.name));
+  return v;
+}
+
 // `cat`: the gradients of the views side by side, where the views lie in the input.
 void view_backward(const OpCall& c) {
   const GradView to = c.d_in(0);
   const model::Tensor& base = c.list().tensor(c.op().inputs[0]);
-  if (base.rows() > 1 && base.row_stride != base.cols())
-    throw Error(ErrorCode::Internal, fmt::format("{}: views of a strided tensor", c.name()));
   std::int64_t covered = 0;
   for (model::TensorId t : c.op().outputs) covered += c.list().tensor(t).elements();
   with_type(base.dtype, [&]<class T>() {
     if (covered < base.elements() && !to.accumulate) zero<T>(to.to);
     for (size_t i = 0; i < c.op().outputs.size(); ++i) {
       const model::Tensor& part = c.list().tensor(c.op().outputs[i]);
-      const View there{to.to.data + (part.offset - base.offset) * size_of(base.dtype), base.dtype, part.rows(), part.cols(),
-                       part.rows() > 1 ? part.row_stride : part.cols()};
+      const View there = place(c, base, part, to.to);
       if (const View from = c.d_out(i)) reference::copy<T>(mat<T>(from), grad<T>({there, to.accumulate}));
       else if (!to.accumulate) zero<T>(there);
     }

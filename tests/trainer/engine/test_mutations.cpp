@@ -1,0 +1,256 @@
+#include <cmath>
+#include <map>
+#include <set>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "fixture.h"
+#include "trainer/cpu/ops.h"
+
+// The executor's checks must be able to fail: one thing is taken away at a time, and each time the run
+// must end in an error.
+using namespace gdn;
+using namespace gdn::trainer;
+using config::LayerKind;
+using config::MlpKind;
+
+namespace {
+
+// One step of a model on lists that the test may change, under given spans.
+struct Rig {
+  config::Model model;
+  config::Run run;
+  CpuDevice device;
+  Ledger ledger;
+  plan::Workload workload;
+  Parameters parameters;
+  std::vector<plan::PlacedUnit> placed;
+  std::vector<Batch> batches;
+
+  Rig(config::Model m, const std::string& stack, std::vector<std::string> modules)
+      : model(std::move(m)), run(fixture::run()), workload((set_up(run, stack), model), run, device.provider()),
+        parameters(model, run, device, ledger) {
+    parameters.initialise(5);
+    for (const model::Chunk& c : model::chunks_of_rank(model.layers(), run.parallel, 0))
+      for (const plan::PlacedUnit& u : workload.units(c, fixture::modules(std::move(modules)))) placed.push_back(u);
+    batches = fixture::batches(model, run);
+  }
+  static void set_up(config::Run& r, const std::string& stack) {
+    r.seq = 10;
+    r.stack = stack;
+  }
+
+  // Unit `changed` runs `list` instead of its own.
+  program::Program program(size_t changed, const model::OpList* list, program::UnitTrace& trace) {
+    std::vector<program::UnitInstance> units;
+    for (size_t u = 0; u < placed.size(); ++u) {
+      const plan::TracedUnit& t = *placed[u].unit;
+      program::UnitInstance unit{t.list, &t.spans, &t.trace, 0, placed[u].first_layer < 0 ? "" : fmt::format("layers.{}.", placed[u].first_layer)};
+      if (list && u == changed) {
+        program::TraceOptions options;
+        options.input_gradient = u > 0;
+        trace = program::trace(*list, t.spans, device.provider(), options);
+        unit.list = list;
+        unit.trace = &trace;
+      }
+      units.push_back(unit);
+    }
+    return program::Program(std::move(units), program::one_f_one_b(1, 0, 1, 1), 1);
+  }
+  Script script_of(const program::Program& p) {
+    program::LayoutOptions options;
+    options.guard = kGuard;
+    return script(p, program::lay_out(p, options));
+  }
+
+  double execute(const program::Program& p, Script s, Checks checks = {}) {
+    StepTotals totals;
+    std::vector<MicroBatch> views{{batches[0].ids, batches[0].labels, batches[0].sequences, 0}};
+    StepContext context{0, 0, views, 1.0 / 9, 1, &totals};
+    Executor executor(p, std::move(s), device, parameters, ledger, checks);
+    executor.run(context);
+    return totals.loss_sum;
+  }
+
+  // Runs a changed list; whether an error ended it.
+  bool fails(size_t unit, const model::OpList& list, std::string* why = nullptr) {
+    try {
+      program::UnitTrace trace;
+      const program::Program p = program(unit, &list, trace);
+      execute(p, script_of(p));
+    } catch (const Error& e) {
+      if (why) *why = e.what();
+      return true;
+    }
+    return false;
+  }
+};
+
+config::Model both_kinds() {
+  config::Model m = fixture::model({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Dense});
+  m.gdn.conv_bias = true;
+  return m;
+}
+config::Model gdn2() { return fixture::model({LayerKind::Gdn2}, {MlpKind::Moe}); }
+
+std::string key(const model::Op& op, int step) {
+  return fmt::format("{}/{}", model::name_of(op.kind), step < 0 ? "forward" : op.steps[static_cast<size_t>(step)].name);
+}
+
+struct Variant {
+  const char* name;
+  std::string stack;
+  config::Model (*model)();
+  std::vector<std::string> modules;
+};
+std::vector<Variant> variants() {
+  return {{"megatron", "megatron", both_kinds, {}}, {"megatron, recompute", "megatron", both_kinds, {"gdn_qkv", "gdn_norm_out", "moe"}},
+          {"native", "native", both_kinds, {}},     {"megatron gdn2", "megatron", gdn2, {}},
+          {"native gdn2", "native", gdn2, {}}};
+}
+
+} // namespace
+
+TEST_CASE("unchanged, every variant runs") {
+  for (const Variant& v : variants()) {
+    CAPTURE(std::string(v.name));
+    Rig rig(v.model(), v.stack, v.modules);
+    program::UnitTrace unused;
+    const program::Program p = rig.program(0, nullptr, unused);
+    CHECK(std::isfinite(rig.execute(p, rig.script_of(p))));
+  }
+}
+
+TEST_CASE("one read taken away from a backward step or a forward op") {
+  std::set<std::string> kinds;
+  for (const Variant& v : variants()) {
+    Rig rig(v.model(), v.stack, v.modules);
+    std::set<std::string> done;
+    for (size_t u = 0; u < rig.placed.size(); ++u) {
+      const model::OpList& original = *rig.placed[u].unit->list;
+      for (size_t i = 0; i < original.ops.size(); ++i)
+        for (size_t s = 0; s < original.ops[i].steps.size(); ++s)
+          for (size_t r = 0; r < original.ops[i].steps[s].reads.size(); ++r) {
+            const std::string what = fmt::format("{}/{}", key(original.ops[i], static_cast<int>(s)), r);
+            if (!done.insert(what).second) continue;
+            model::OpList mutant = original;
+            auto& reads = mutant.ops[i].steps[s].reads;
+            reads.erase(reads.begin() + static_cast<std::ptrdiff_t>(r));
+            CAPTURE(std::string(v.name));
+            CAPTURE(what);
+            CHECK(rig.fails(u, mutant));
+            kinds.insert(key(original.ops[i], static_cast<int>(s)));
+          }
+    }
+  }
+  CHECK(kinds.size() > 25);
+}
+
+TEST_CASE("a read declared but never used") {
+  Rig rig(both_kinds(), "megatron", {});
+  model::OpList mutant = *rig.placed[1].unit->list;
+  const int op = mutant.find_op("conv1d");
+  mutant.ops[static_cast<size_t>(op)].steps[0].reads.push_back(mutant.ops[static_cast<size_t>(op)].outputs[0]);
+  std::string why;
+  CHECK(rig.fails(1, mutant, &why));
+  CHECK(why.find("does not use it") != std::string::npos);
+}
+
+TEST_CASE("one release, one acquire, one scratch entry taken away, per op kind") {
+  for (const Variant& v : variants()) {
+    Rig rig(v.model(), v.stack, v.modules);
+    program::UnitTrace unused;
+    const program::Program p = rig.program(0, nullptr, unused);
+    const Script original = rig.script_of(p);
+    std::set<std::string> done;
+    auto mutate = [&](const char* what, size_t line, auto change) {
+      const program::UnitInstance& u = p.units()[static_cast<size_t>(original.lines[line].unit)];
+      const program::Event& e = u.trace->events[static_cast<size_t>(original.lines[line].event)];
+      const std::string name = fmt::format("{} of {}", what, key(u.list->ops[static_cast<size_t>(e.op)], e.step));
+      if (!done.insert(name).second) return;
+      Script mutant = original;
+      change(mutant.lines[line]);
+      CAPTURE(std::string(v.name));
+      CAPTURE(name);
+      CHECK_THROWS_AS(rig.execute(p, std::move(mutant)), Error);
+    };
+    for (size_t i = 0; i < original.lines.size(); ++i) {
+      const Script::Line& line = original.lines[i];
+      if (!line.releases.empty()) mutate("release", i, [](Script::Line& l) { l.releases.pop_back(); });
+      if (!line.acquires.empty()) mutate("acquire", i, [](Script::Line& l) { l.acquires.pop_back(); });
+      if (line.scratch > 0) mutate("scratch", i, [](Script::Line& l) { l.scratch = 0; });
+      // Even when the ledger were told the truth about less scratch, the op would not find it.
+      if (line.scratch > 0) mutate("smaller scratch", i, [](Script::Line& l) { l.scratch -= 1; });
+    }
+    CHECK(done.size() > 30);
+  }
+}
+
+TEST_CASE("an op that writes past its buffer") {
+  for (const Variant& v : variants()) {
+    Rig rig(v.model(), v.stack, v.modules);
+    std::set<std::string> done;
+    for (size_t u = 0; u < rig.placed.size(); ++u) {
+      const model::OpList& original = *rig.placed[u].unit->list;
+      for (size_t i = 0; i < original.ops.size(); ++i)
+        for (model::TensorId t : original.ops[i].outputs) {
+          if (original.tensor(t).base >= 0 || original.tensor(t).dtype == DType::Bool) continue; // Bool: one byte an element
+          const std::string what = key(original.ops[i], -1);
+          if (!done.insert(what).second) continue;
+          model::OpList mutant = original;
+          mutant.storages[static_cast<size_t>(mutant.tensor(t).storage)].bytes -= 2;
+          CAPTURE(std::string(v.name));
+          CAPTURE(what);
+          std::string why;
+          CHECK(rig.fails(u, mutant, &why));
+          CAPTURE(why);
+          CHECK(why.find("wrote outside") != std::string::npos);
+        }
+    }
+  }
+}
+
+TEST_CASE("an op that does not run leaves poison that reaches the loss") {
+  Rig rig(both_kinds(), "megatron", {});
+  program::UnitTrace unused;
+  const program::Program p = rig.program(0, nullptr, unused);
+  const Script original = rig.script_of(p);
+  Checks checks;
+  checks.equality = false; // poison alone must be enough
+  std::set<model::OpKind> skipped;
+  for (size_t i = 0; i < original.lines.size(); ++i) {
+    const program::UnitInstance& u = p.units()[static_cast<size_t>(original.lines[i].unit)];
+    const program::Event& e = u.trace->events[static_cast<size_t>(original.lines[i].event)];
+    const model::Op& op = u.list->ops[static_cast<size_t>(e.op)];
+    if (e.step >= 0) break;
+    if (op.kind != model::OpKind::Copy && op.kind != model::OpKind::RmsNorm && op.kind != model::OpKind::Linear &&
+        op.kind != model::OpKind::ConvSilu && op.kind != model::OpKind::Rule)
+      continue;
+    if (!skipped.insert(op.kind).second) continue;
+    Script mutant = original; // the next line acquires in its place
+    auto& next = mutant.lines[i + 1].acquires;
+    next.insert(next.begin(), mutant.lines[i].acquires.begin(), mutant.lines[i].acquires.end());
+    for (int id : mutant.lines[i].releases) mutant.lines[i + 1].releases.push_back(id);
+    mutant.lines.erase(mutant.lines.begin() + static_cast<std::ptrdiff_t>(i));
+    CAPTURE(op.name);
+    double loss = 0;
+    try {
+      loss = rig.execute(p, std::move(mutant), checks);
+    } catch (const Error&) {
+      loss = NAN; // poison where an index was expected
+    }
+    CHECK(!std::isfinite(loss));
+  }
+  CHECK(skipped.size() == 5);
+}
+
+TEST_CASE("the table of CPU functions: an empty entry says why") {
+  for (int k = 0; k <= static_cast<int>(model::OpKind::Toy); ++k) {
+    const auto kind = static_cast<model::OpKind>(k);
+    const cpu::OpFunctions& f = cpu::functions_of(kind);
+    CAPTURE(model::name_of(kind));
+    CHECK((f.forward != nullptr) == f.reason.empty());
+  }
+}

@@ -1,0 +1,347 @@
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "fixture.h"
+#include "trainer/data.h"
+#include "trainer/sweep.h"
+#include "trainer/training.h"
+
+using namespace gdn;
+using namespace gdn::trainer;
+namespace fs = std::filesystem;
+
+namespace {
+
+fs::path scratch_folder(const std::string& name) {
+  const fs::path p = fs::temp_directory_path() / fmt::format("gdn_{}_{}", name, getpid());
+  fs::remove_all(p);
+  fs::create_directories(p);
+  return p;
+}
+
+std::string example() { return std::string(std::getenv("GDN_EXAMPLES")) + "/tiny.yaml"; }
+
+Setup small_example(std::vector<config::Setting> more = {}) {
+  std::vector<config::Setting> s{{"seq_length", "48"}, {"global_batch_size", "2"}, {"train.steps", "30"}, {"train.warmup_steps", "2"}};
+  s.insert(s.end(), more.begin(), more.end());
+  return load_setup(example(), s);
+}
+
+std::vector<StepRecord> train(const Setup& s, std::vector<float>* weights = nullptr) {
+  CpuDevice device;
+  Session session(s.profile.model, s.profile.run, device);
+  session.use(s.setting);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq);
+  Training training(session, s.train, *tokens);
+  std::vector<StepRecord> out;
+  while (!training.finished()) out.push_back(training.step());
+  if (weights) *weights = session.parameters().weights("layers.0.gdn.in_proj");
+  return out;
+}
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+void write(const fs::path& p, const std::string& bytes) { std::ofstream(p, std::ios::binary) << bytes; }
+
+} // namespace
+
+TEST_CASE("the tiny example learns byte text") {
+  const auto steps = train(small_example());
+  CHECK(steps.front().result.loss == doctest::Approx(std::log(256.0)).epsilon(0.02));
+  CHECK(steps.back().result.loss < 0.7 * std::log(256.0));
+  CHECK(steps.front().warm_up);
+  CHECK(!steps.back().warm_up);
+}
+
+TEST_CASE("recompute changes no bit of a whole training run") {
+  std::vector<std::vector<float>> weights;
+  for (const char* modules : {"[]", "gdn_qkv, gdn_norm_out, moe", "moe_act, shared_experts"}) {
+    weights.emplace_back();
+    train(small_example({{"recompute_modules", modules}, {"train.steps", "4"}}), &weights.back());
+  }
+  CHECK(weights[1] == weights[0]);
+  CHECK(weights[2] == weights[0]);
+}
+
+TEST_CASE("learning rate: warm-up, then down to the last step") {
+  config::Train t;
+  t.steps = 11;
+  t.lr = 1;
+  t.min_lr = 0.5;
+  t.warmup_steps = 2;
+  t.lr_decay = "linear";
+  CHECK(t.learning_rate(1) == 0.5);
+  CHECK(t.learning_rate(2) == 1);
+  CHECK(t.learning_rate(3) == 1);
+  CHECK(t.learning_rate(7) == doctest::Approx(0.75));
+  CHECK(t.learning_rate(11) == 0.5);
+  t.lr_decay = "cosine";
+  CHECK(t.learning_rate(7) == doctest::Approx(0.75));
+  CHECK(t.learning_rate(11) == doctest::Approx(0.5));
+  t.lr_decay = "constant";
+  CHECK(t.learning_rate(9) == 1);
+}
+
+TEST_CASE("token files: bytes, uint16, uint32, and what is wrong with one") {
+  const fs::path folder = scratch_folder("data");
+  config::Train t;
+  t.data = "text";
+  t.data_path = "a.txt";
+  write(folder / "a.txt", "abcdefgh");
+  Batch b = open_tokens(t, folder, 256, 7)->batch(0, 0, 1, 7);
+  CHECK(b.ids == std::vector<std::int64_t>{97, 98, 99, 100, 101, 102, 103});
+  CHECK(b.labels == std::vector<std::int64_t>{98, 99, 100, 101, 102, 103, 104});
+  CHECK(message_of([&] { open_tokens(t, folder, 256, 8); }).find("8 tokens, but one sequence needs 9") != std::string::npos);
+  CHECK(message_of([&] { open_tokens(t, folder, 100, 7); }).find("token 3 is 100") != std::string::npos);
+  t.data_path = "missing.txt";
+  CHECK(message_of([&] { open_tokens(t, folder, 256, 7); }).find("missing.txt") != std::string::npos);
+
+  t.data = "tokens";
+  t.data_path = "t.bin";
+  write(folder / "t.bin", std::string("\x01\x00\x00\x00\x02\x01\x00\x00", 8));
+  t.data_dtype = "uint32";
+  b = open_tokens(t, folder, 1000, 1)->batch(0, 0, 1, 1);
+  CHECK(b.ids == std::vector<std::int64_t>{1});
+  CHECK(b.labels == std::vector<std::int64_t>{258});
+  t.data_dtype = "uint16";
+  b = open_tokens(t, folder, 1000, 3)->batch(0, 0, 1, 3);
+  CHECK(b.labels == std::vector<std::int64_t>{0, 258, 0});
+  write(folder / "t.bin", "abc");
+  CHECK(message_of([&] { open_tokens(t, folder, 1000, 1); }).find("no whole number") != std::string::npos);
+  fs::remove_all(folder);
+}
+
+TEST_CASE("a batch depends on step and micro-batch alone") {
+  config::Train t;
+  const auto a = open_tokens(t, ".", 50, 16), b = open_tokens(t, ".", 50, 16);
+  CHECK(a->batch(3, 1, 2, 16).ids == b->batch(3, 1, 2, 16).ids);
+  CHECK(a->batch(3, 1, 2, 16).ids != a->batch(3, 0, 2, 16).ids);
+  CHECK(a->batch(3, 1, 2, 16).ids != a->batch(4, 1, 2, 16).ids);
+}
+
+TEST_CASE("packed input: offsets that do not fit are named") {
+  const config::Run r = fixture::run();
+  Batch b;
+  b.ids.assign(128, 1);
+  b.labels.assign(128, 2);
+  auto check = [&](std::vector<std::int64_t> offsets) {
+    b.sequences = std::move(offsets);
+    return message_of([&] { check_batch(b, 128, 64); });
+  };
+  CHECK(check({0, 29, 77, 128}).empty());
+  const std::string shorter = check({0, 29, 77, 120});
+  CHECK(shorter.find("120") != std::string::npos);
+  CHECK(shorter.find("128") != std::string::npos);
+  CHECK(check({0, 64, 64, 128}).find("strictly increase") != std::string::npos);
+  b.ids[5] = 64;
+  CHECK(check({0, 128}).find("token 5 has id 64") != std::string::npos);
+}
+
+TEST_CASE("packed sequences leave the layers as each would alone") {
+  for (const char* stack : {"megatron", "native"}) {
+    config::Model m = fixture::hybrid();
+    auto traced = [&](std::int64_t first, std::vector<std::int64_t> offsets) {
+      config::Run r = fixture::run();
+      r.stack = stack;
+      r.seq = offsets.back();
+      config::Run whole = fixture::run();
+      const Batch all = fixture::batches(m, whole)[0];
+      Batch b;
+      b.ids.assign(all.ids.begin() + first, all.ids.begin() + first + r.seq);
+      b.labels.assign(all.labels.begin() + first, all.labels.begin() + first + r.seq);
+      b.sequences = std::move(offsets);
+      CpuDevice device;
+      Session s(m, r, device);
+      s.parameters().initialise(9);
+      s.use({});
+      return run_traced(s, b);
+    };
+    const Trace packed = traced(0, {0, 3, 68, 80}), first = traced(0, {0, 3}), second = traced(3, {0, 65}), third = traced(68, {0, 12});
+    REQUIRE(packed.hidden.size() == m.mixers.size() + 1);
+    for (size_t layer = 0; layer < packed.hidden.size(); ++layer) {
+      std::vector<float> joined;
+      for (const Trace* t : {&first, &second, &third}) joined.insert(joined.end(), t->hidden[layer].begin(), t->hidden[layer].end());
+      CAPTURE(stack);
+      CAPTURE(layer);
+      CHECK(packed.hidden[layer] == joined);
+    }
+  }
+}
+
+TEST_CASE("initial weights: A_init_range, conv_init, dt_bias, and nothing infinite") {
+  config::Model m = fixture::hybrid();
+  m.gdn.key_heads = 48;
+  m.gdn.value_heads = 1152 / 2;
+  m.gdn.key_head_dim = m.gdn.value_head_dim = 2;
+  m.gdn.conv_bias = true;
+  auto weights = [&](const char* name, std::uint64_t seed) {
+    config::Run r = fixture::run();
+    r.stack = "native"; // A_log in fp32
+    CpuDevice device;
+    Ledger ledger;
+    Parameters p(m, r, device, ledger);
+    p.initialise(seed);
+    return p.weights(name);
+  };
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    m.gdn.a_init_lo = 0; // an A of 0 would be a head that never forgets, for good
+    for (const char* layer : {"layers.0.gdn.A_log", "layers.1.gdn.A_log"})
+      for (float a : weights(layer, seed)) CHECK(std::isfinite(a));
+    m.gdn.a_init_lo = 2;
+    m.gdn.a_init_hi = 3;
+    double lowest = 10, highest = -10;
+    for (float a : weights("layers.0.gdn.A_log", seed)) {
+      lowest = std::min<double>(lowest, a);
+      highest = std::max<double>(highest, a);
+    }
+    CHECK(lowest >= std::log(2.0) - 1e-6);
+    CHECK(highest <= std::log(3.0) + 1e-6);
+    CHECK(highest - lowest > 0.35); // of log(3/2) = 0.405
+  }
+  for (float b : weights("layers.0.gdn.dt_bias", 1)) CHECK(b == 1);
+  auto largest = [](const std::vector<float>& v) {
+    float top = 0;
+    for (float x : v) top = std::max(top, std::abs(x));
+    return top;
+  };
+  CHECK(largest(weights("layers.0.gdn.conv1d", 1)) == doctest::Approx(0.5).epsilon(0.01)); // 1 / sqrt(4 taps)
+  m.gdn.conv_init = 0.02;
+  CHECK(largest(weights("layers.0.gdn.conv1d", 1)) == doctest::Approx(0.02).epsilon(0.01));
+  CHECK(largest(weights("layers.0.gdn.conv1d.bias", 1)) == doctest::Approx(0.5).epsilon(0.01));
+}
+
+TEST_CASE("sweep: every setting, equal programs once, resumed where it stopped") {
+  const fs::path folder = scratch_folder("sweep");
+  const Setup s = small_example({{"seq_length", "16"}, {"num_hidden_layers", "2"}, {"full_attention_interval", "2"}, {"micro_batch_size", "1"}});
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq);
+  auto sweep = [&](size_t stop_after, const Setup& setup) {
+    CpuDevice device;
+    Session session(setup.profile.model, setup.profile.run, device);
+    Sweep sweep(session, setup, *tokens, {.repeats = 1});
+    size_t done = 0;
+    return sweep.run(folder / "sweep.yaml", [&](const SweepRow&, size_t, size_t) { ++done; }, [&] { return done >= stop_after; });
+  };
+  const auto part = sweep(5, s);
+  CHECK(part.size() == 5);
+  const auto all = sweep(100000, s);
+  CHECK(all.size() > 64);
+  size_t resumed = 0;
+  for (const SweepRow& r : all) {
+    CAPTURE(r.setting);
+    CHECK(r.measured_peak == r.predicted_peak);
+    CHECK(r.identical);
+    CHECK(r.measured_seconds > 0);
+    resumed += r.resumed;
+  }
+  CHECK(resumed >= 5);
+  CHECK(message_of([&] { sweep(1, small_example()); }).find("another configuration") != std::string::npos);
+  fs::remove_all(folder);
+}
+
+TEST_CASE("settings with equal programs have equal signatures") {
+  const config::Run run = fixture::run(2);
+  config::Model model = fixture::hybrid();
+  model.mlps.assign(3, config::MlpKind::Moe);
+  CpuDevice device;
+  plan::Workload workload(model, run, device.provider());
+  auto of = [&](std::vector<std::string> modules) { return signature(step_program(workload, fixture::modules(std::move(modules)), 2)); };
+  CHECK(of({}) == of({"mlp"})); // no dense MLP to act on
+  CHECK(of({}) != of({"moe"}));
+  CHECK(of({"moe"}) != of({"moe", "moe_act"})); // nested: replayed twice
+}
+
+TEST_CASE("rank agreement") {
+  CHECK(rank_agreement({1, 2, 3}, {10, 20, 30}) == 1);
+  CHECK(rank_agreement({1, 2, 3}, {30, 20, 10}) == 0);
+  CHECK(rank_agreement({1, 2, 2}, {1, 3, 2}) == 1);
+}
+
+TEST_CASE("does not fit: the tensors, and the setting that would") {
+  const Setup s = small_example({{"recompute_modules", "[]"}, {"seq_length", "128"}, {"micro_batch_size", "2"}});
+  CpuDevice device;
+  plan::Workload workload(s.profile.model, s.profile.run, device.provider());
+  const program::Program program = step_program(workload, s.setting, 1);
+  const Prediction p = predict(workload, s.setting, program);
+  const std::string text = message_of([&] {
+    Session session(s.profile.model, s.profile.run, device, p.total_bytes() - 1);
+    session.use(s.setting);
+  });
+  CHECK(text.find(p.largest[0].first) != std::string::npos);
+  CHECK(text.find("would fit with") != std::string::npos);
+  const std::string hopeless = message_of([&] { Session session(s.profile.model, s.profile.run, device, 1000); });
+  CHECK(hopeless.find("parameters, gradients and optimizer") != std::string::npos);
+}
+
+TEST_CASE("priced but not executed: refused by name") {
+  CpuDevice device;
+  auto refused = [&](void (*change)(config::Model&, config::Run&)) {
+    config::Model m = fixture::hybrid();
+    config::Run r = fixture::run();
+    change(m, r);
+    return message_of([&] {
+      Session s(m, r, device);
+      s.use({});
+    });
+  };
+  CHECK(refused([](config::Model&, config::Run& r) { r.hidden_dropout = 0.1; }).find("dropout") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.fused_attention = false; }).find("unfused core attention") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.deterministic = true; }).find("deterministic") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.parallel.tp = r.parallel.gpus = 2; }).find("one rank") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.optimizer.precision_aware = true; }).find("precision_aware") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.dtype = DType::FP16; }).find("fp16") != std::string::npos);
+}
+
+TEST_CASE("the resolved configuration is the configuration") {
+  const Setup s = small_example();
+  const fs::path folder = scratch_folder("resolved");
+  write(folder / "config.yaml", resolved_yaml(s));
+  const Setup again = load_setup((folder / "config.yaml").string(), {});
+  CHECK(resolved_yaml(again) == resolved_yaml(s));
+  CHECK(again.setting.text() == s.setting.text());
+  CHECK(message_of([&] { small_example({{"train.stepz", "3"}}); }).find("steps") != std::string::npos);
+  fs::remove_all(folder);
+}
+
+TEST_CASE("exit statuses of the program") {
+  const std::string program = std::getenv("GDNTRAIN");
+  const fs::path folder = scratch_folder("exit");
+  auto status = [&](const std::string& arguments) {
+    const int raw = std::system(fmt::format("{} {} >{}/out 2>{}/err", program, arguments, folder.string(), folder.string()).c_str());
+    return WEXITSTATUS(raw);
+  };
+  auto said = [&](const char* file) {
+    std::ifstream in(folder / file);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  CHECK(status("run " + example() + " --dry-run") == 0);
+  CHECK(said("out").find("Fits.") != std::string::npos);
+  CHECK(status("run " + example() + " --dry-run --budget 1MiB") == 3);
+  CHECK(status("run " + example() + " --dry-run --budget 20MiB --modules none --set micro_batch_size=4") == 3);
+  CHECK(status("run " + example() + " --device cuda --dry-run") == 4);
+  CHECK(status("run " + example() + " --dry-run --set seq_lenght=3") == 2);
+  CHECK(said("err").find("seq_length") != std::string::npos);
+  CHECK(status("run " + example() + " --dry-run --modules gdn_qvk") == 2);
+  CHECK(status("run nothing.yaml") == 2);
+  CHECK(status("frobnicate") == 2);
+  CHECK(status("--help") == 0);
+  CHECK(status(fmt::format("run {} --steps 2 --set seq_length=16 -o {}", example(), folder.string())) == 0);
+  CHECK(said("err").find("running on the CPU") != std::string::npos);
+  CHECK(said("err").find("step 2/2 | loss") != std::string::npos);
+  CHECK(said("out").find("predicted") != std::string::npos);
+  for (const char* file : {"log.jsonl", "config.yaml", "profile.yaml"}) CHECK(fs::exists(folder / file));
+  fs::remove_all(folder);
+}

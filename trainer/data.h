@@ -1,0 +1,31 @@
+#pragma once
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "config/run.h"
+#include "config/train.h"
+#include "trainer/session.h"
+
+namespace gdn::trainer {
+
+// Where tokens come from. A batch is a pure function of (step, micro-batch), so a resumed run sees the
+// same data and nothing about the source has to be stored.
+class Tokens {
+public:
+  virtual ~Tokens() = default;
+  virtual std::string describe() const = 0;  // "text examples/data/river.txt, 31,204 bytes"
+  // Micro-batch `index` of `step` (from 0): `sequences` rows of `seq` tokens, labels one token ahead.
+  virtual Batch batch(std::uint64_t step, std::uint64_t index, std::int64_t sequences, std::int64_t seq) const = 0;
+};
+
+// The source a configuration names; `folder` is where relative paths start. Throws Error{Io} for a
+// file that cannot be read, Error{Config} for one that is too short or holds ids >= vocab.
+std::unique_ptr<Tokens> open_tokens(const config::Train& train, const std::filesystem::path& folder,
+                                    std::int64_t vocab, std::int64_t seq);
+
+// All micro-batches of one step.
+std::vector<Batch> step_batches(const Tokens& tokens, const config::Run& run, std::uint64_t step);
+
+} // namespace gdn::trainer

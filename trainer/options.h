@@ -1,0 +1,34 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "report/document.h"
+#include "trainer/device.h"
+#include "trainer/setup.h"
+
+namespace gdn::trainer {
+
+// Options that every command on a configuration takes.
+struct CommonOptions {
+  std::string config;
+  std::string device = "auto", budget, folder;
+  std::vector<config::Setting> settings; // --set and its shorthands, in the order given
+
+  void add_to(CLI::App& command);
+  Bytes budget_bytes(const Device& device) const; // --budget, else what the device has
+  // Where the command writes: -o, else runs/<name of the configuration>; created.
+  std::filesystem::path output_folder() const;
+};
+
+// To stdout, at most 100 columns, coloured where the user and the terminal want it.
+void print(const report::Document& document);
+// One line on stderr.
+void say(const std::string& line);
+
+// Whether Ctrl-C (SIGINT, SIGTERM or SIGUSR1) has asked to stop; installs the handlers on first use.
+bool interrupted();
+
+} // namespace gdn::trainer

@@ -1,0 +1,92 @@
+#include "trainer/prediction.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "model/static_state.h"
+#include "plan/plan.h"
+#include "program/layout.h"
+#include "trainer/executor.h"
+#include "trainer/step_program.h"
+
+namespace gdn::trainer {
+
+namespace {
+
+// Live buffers while run `at` executes, scratch included.
+std::vector<std::pair<std::string, Bytes>> live_at(const program::Program& program, size_t at) {
+  std::vector<char> live(program.buffers().size(), 0);
+  for (size_t r = 0; r <= at; ++r) {
+    for (int id : program.runs()[r].allocs) live[static_cast<size_t>(id)] = 1;
+    if (r < at)
+      for (int id : program.runs()[r].frees) live[static_cast<size_t>(id)] = 0;
+  }
+  std::vector<std::pair<std::string, Bytes>> rows;
+  for (size_t id = 0; id < live.size(); ++id)
+    if (live[id]) rows.push_back({program.buffer_name(static_cast<int>(id)), program.buffers()[id].bytes});
+  if (Bytes scratch = program.runs()[at].by[Category::Workspace]) rows.push_back({"(scratch)", scratch});
+  std::stable_sort(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.second > b.second; });
+  return rows;
+}
+
+std::vector<std::vector<const program::UnitSummary*>> summaries(plan::Workload& workload, const plan::Setting& setting) {
+  std::vector<std::vector<const program::UnitSummary*>> chunks;
+  for (const model::Chunk& c : model::chunks_of_rank(workload.model().layers(), workload.run().parallel, 0)) {
+    chunks.emplace_back();
+    for (const plan::PlacedUnit& u : workload.units(c, setting)) chunks.back().push_back(&u.unit->summary);
+  }
+  return chunks;
+}
+
+} // namespace
+
+Prediction predict(plan::Workload& workload, const plan::Setting& setting, const program::Program& program) {
+  Prediction p;
+  p.state = Parameters::bytes_of(model::static_state(workload.model(), workload.run(), 0));
+  const int micro_batches = static_cast<int>(workload.run().micro_batches());
+  const program::Walk walk = program::walk(summaries(workload, setting), program::one_f_one_b(1, 0, 1, micro_batches), p.state);
+  p.peak_bytes = walk.overall.bytes;
+  p.at_peak = walk.overall.by;
+  const PredictedPeak flat = predicted_peak(program);
+  if (flat.bytes + p.state.total() != p.peak_bytes)
+    throw Error(ErrorCode::Internal, fmt::format("the composed peak of {} bytes differs from the program's {}", p.peak_bytes,
+                                                 flat.bytes + p.state.total()));
+  p.peak_event = program.run_name(program.runs()[flat.run]);
+  p.largest = live_at(program, flat.run);
+  program::LayoutOptions options;
+  options.guard = kGuard;
+  p.arena_bytes = program::lay_out(program, options).extent;
+  return p;
+}
+
+Fitting setting_that_fits(plan::Workload& workload, Bytes budget) {
+  Fitting best;
+  size_t fewest = 0;
+  const int micro_batches = static_cast<int>(workload.run().micro_batches());
+  for (const plan::Setting& s : plan::legal_settings(workload, false)) {
+    const program::Program program = step_program(workload, s, micro_batches);
+    if (!best.setting.empty() && program.runs().size() >= fewest) continue; // replays more than what we have
+    const Bytes bytes = predict(workload, s, program).total_bytes();
+    if (bytes > budget) continue;
+    best = {s.text(), bytes};
+    fewest = program.runs().size();
+  }
+  return best;
+}
+
+std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& p, Bytes budget) {
+  std::string text = fmt::format("'{}' needs {} ({} of parameters, gradients and optimizer, {} for activations and scratch), {} may be used; "
+                                 "at the peak, {}, the largest tensors are",
+                                 setting.text(), format_bytes(p.total_bytes()), format_bytes(p.state.total()),
+                                 format_bytes(p.arena_bytes), format_bytes(budget), p.peak_event);
+  for (size_t i = 0; i < std::min<size_t>(3, p.largest.size()); ++i)
+    text += fmt::format("{} {} {}", i ? "," : "", p.largest[i].first, format_bytes(p.largest[i].second));
+  const Fitting fits = setting_that_fits(workload, budget);
+  text += fits.setting.empty() ? "; no legal recompute setting fits: take fewer tokens a micro-batch, or a smaller model"
+                               : fmt::format("; '{}' would fit with {}", fits.setting, format_bytes(fits.bytes));
+  return text;
+}
+
+} // namespace gdn::trainer

@@ -1,0 +1,179 @@
+#include "trainer/sweep.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+#include "plan/plan.h"
+#include "reference/random.h"
+#include "trainer/atomic_file.h"
+#include "trainer/memory_report.h"
+#include "trainer/telemetry.h"
+
+namespace gdn::trainer {
+
+std::string signature(const program::Program& program) {
+  std::string s;
+  for (const program::Program::Run& run : program.runs()) {
+    const program::UnitInstance& u = program.units()[static_cast<size_t>(run.unit)];
+    const program::Event& e = u.trace->events[static_cast<size_t>(run.event)];
+    s += fmt::format("{}{}:{}.{}{}", u.prefix, u.list->ops[static_cast<size_t>(e.op)].name, e.step, static_cast<int>(e.pass), run.micro_batch);
+    for (const auto* ids : {&run.allocs, &run.frees}) {
+      s += '|';
+      for (int id : *ids) s += program.buffer_name(id) + ",";
+    }
+    s += '\n';
+  }
+  return s;
+}
+
+double rank_agreement(const std::vector<double>& predicted, const std::vector<double>& measured) {
+  std::int64_t pairs = 0, alike = 0;
+  for (size_t i = 0; i < predicted.size(); ++i)
+    for (size_t j = 0; j < i; ++j) {
+      if (predicted[i] == predicted[j]) continue;
+      ++pairs;
+      alike += (predicted[i] < predicted[j]) == (measured[i] < measured[j]) && measured[i] != measured[j];
+    }
+  return pairs == 0 ? 1 : static_cast<double>(alike) / static_cast<double>(pairs);
+}
+
+namespace {
+
+// A forward op by name: equal layers share their times.
+std::string op_key(const program::Program& program, int unit, int op) {
+  const model::OpList& list = *program.units()[static_cast<size_t>(unit)].list;
+  const std::string& name = list.ops[static_cast<size_t>(op)].name;
+  // "L1.gdn..." of a group of layers is the op of a single one.
+  const bool grouped = name.size() > 2 && name[0] == 'L' && std::isdigit(static_cast<unsigned char>(name[1]));
+  return grouped ? name.substr(name.find('.') + 1) : name;
+}
+
+// Whatever decides the figures of a sweep, except what is recomputed.
+std::string fingerprint(const Setup& setup) {
+  Setup plain = setup;
+  plain.profile.run = plan::Setting{}.applied_to(plain.profile.run);
+  plain.train.steps = 1;
+  const std::string text = resolved_yaml(plain);
+  return fmt::format("{:016x}", reference::stream_id(text.data(), text.size()));
+}
+
+} // namespace
+
+Sweep::Sweep(Session& session, const Setup& setup, const Tokens& tokens, SweepOptions options)
+    : session_(session), setup_(setup), tokens_(tokens), options_(options) {
+  session_.parameters().initialise(setup.train.seed);
+}
+
+// Without recompute: the times of single ops as well.
+void Sweep::measure(SweepRow& row, const plan::Setting& setting, bool baseline) {
+  session_.use(setting);
+  const std::vector<Batch> batches = step_batches(tokens_, session_.run_settings(), 0);
+  std::vector<double> seconds;
+  std::map<std::string, std::vector<double>> ops;
+  for (std::int64_t i = 0; i <= options_.repeats; ++i) {
+    const bool warm_up = i == 0;
+    Executor::Observer observe;
+    if (baseline && !warm_up)
+      observe = [&](size_t index, const OpCall& call, Seconds s) {
+        const auto& run = session_.program().runs()[index];
+        if (call.step() < 0) ops[op_key(session_.program(), run.unit, call.op_index())].push_back(s);
+      };
+    const StepResult r = session_.run(batches, 0, setup_.train.seed, observe);
+    if (!warm_up) seconds.push_back(r.seconds);
+    row.measured_peak = r.peak.bytes;
+    row.at_peak = r.peak.by;
+    const double norm = session_.parameters().gradient_norm();
+    if (baseline && warm_up) {
+      baseline_loss_ = r.loss;
+      baseline_norm_ = norm;
+    }
+    row.identical = row.identical && r.loss == baseline_loss_ && norm == baseline_norm_;
+  }
+  row.arena = session_.arena_bytes();
+  row.measured_seconds = quantiles(seconds).median;
+  if (!baseline) return;
+  baseline_seconds_ = row.measured_seconds;
+  for (auto& [op, times] : ops) forward_seconds_[op] = quantiles(times).median;
+}
+
+Seconds Sweep::replay_seconds(const program::Program& program) const {
+  Seconds sum = 0;
+  for (const program::Program::Run& run : program.runs()) {
+    const program::Event& e = program.units()[static_cast<size_t>(run.unit)].trace->events[static_cast<size_t>(run.event)];
+    if (e.pass != program::Pass::Replay) continue;
+    if (auto at = forward_seconds_.find(op_key(program, run.unit, e.op)); at != forward_seconds_.end()) sum += at->second;
+  }
+  return sum;
+}
+
+std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::function<void(const SweepRow&, size_t, size_t)>& tell,
+                                 const std::function<bool()>& stop) {
+  config::Profile before;
+  if (std::filesystem::exists(file)) {
+    before = config::read_profile(file);
+    const auto mine = std::pair<std::string, std::string>("fingerprint", fingerprint(setup_));
+    if (std::find(before.identity.begin(), before.identity.end(), mine) == before.identity.end())
+      throw Error(ErrorCode::Config, fmt::format("{}: this sweep belongs to another configuration", file.string()),
+                  "remove it, or choose another folder with -o");
+  }
+  const std::vector<plan::Setting> settings = plan::legal_settings(session_.workload(), options_.hypothetical);
+  const int micro_batches = static_cast<int>(session_.run_settings().micro_batches());
+  std::map<std::string, size_t> seen; // signature -> row that ran
+  std::vector<SweepRow> rows;
+  SweepRow baseline;
+  measure(baseline, {}, true);
+  for (size_t i = 0; i < settings.size() && !stop(); ++i) {
+    const plan::Setting& setting = settings[i];
+    SweepRow row;
+    row.setting = setting.text();
+    const program::Program program = step_program(session_.workload(), setting, micro_batches);
+    const auto [same, fresh] = seen.try_emplace(signature(program), rows.size());
+    if (!fresh) {
+      row = rows[same->second];
+      row.same_as = row.setting;
+      row.setting = setting.text();
+    } else if (const config::ProfileSet* old = before.find(row.setting)) {
+      auto value = [&](const char* key) { return old->find(key) ? old->find(key)->value : 0; };
+      row.measured_peak = static_cast<Bytes>(value("memory.allocated_bytes"));
+      row.arena = static_cast<Bytes>(value("memory.arena_bytes"));
+      for (int c = 0; c < kCategoryCount; ++c)
+        row.at_peak.by[static_cast<size_t>(c)] = static_cast<Bytes>(value(fmt::format("categories.{}", name_of(static_cast<Category>(c))).c_str()));
+      row.measured_seconds = value("time.forward_backward_seconds");
+      row.identical = value("train.identical") != 0;
+      row.resumed = true;
+    } else if (setting.text() == plan::Setting{}.text()) {
+      row = baseline;
+      row.setting = setting.text();
+    } else {
+      measure(row, setting, false);
+    }
+    if (fresh) {
+      row.predicted_peak = predict(session_.workload(), setting, program).peak_bytes;
+      row.predicted_seconds = baseline_seconds_ + replay_seconds(program);
+    }
+    rows.push_back(row);
+    write_atomically(file, config::to_yaml(to_profile(rows)));
+    tell(row, i + 1, settings.size());
+  }
+  return rows;
+}
+
+config::Profile Sweep::to_profile(const std::vector<SweepRow>& rows) const {
+  config::Profile p = profile_identity(setup_, session_.device(), "sweep");
+  p.identity.push_back({"fingerprint", fingerprint(setup_)});
+  for (const SweepRow& r : rows) {
+    config::ProfileSet set{r.setting, {}};
+    add_memory_rows(set, r.at_peak, r.arena);
+    set.rows.push_back({"time.forward_backward_seconds", r.measured_seconds, "seconds", "measured"});
+    set.rows.push_back({"train.identical", r.identical ? 1.0 : 0.0, "1 or 0", "measured: loss and gradient norm against no recompute"});
+    set.rows.push_back({"predicted.memory.allocated_bytes", static_cast<double>(r.predicted_peak), "bytes", "predicted"});
+    set.rows.push_back({"predicted.time.forward_backward_seconds", r.predicted_seconds, "seconds",
+                        "predicted: measured without recompute, plus replayed ops at their forward time"});
+    p.sets.push_back(std::move(set));
+  }
+  return p;
+}
+
+} // namespace gdn::trainer

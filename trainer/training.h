@@ -1,0 +1,31 @@
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "trainer/data.h"
+#include "trainer/setup.h"
+#include "trainer/telemetry.h"
+
+namespace gdn::trainer {
+
+// Steps of a training run: data, forward and backward, clipping, update.
+class Training {
+public:
+  // `session` must be using the setting to run; its weights are initialised here from the seed.
+  Training(Session& session, const config::Train& train, const Tokens& tokens);
+
+  // One step. Throws Error{Numeric} when loss or gradient norm is not finite; the weights are then those
+  // of the step before.
+  StepRecord step();
+  std::int64_t done() const { return done_; } // steps so far
+  bool finished() const { return done_ >= train_.steps; }
+
+private:
+  Session& session_;
+  const config::Train& train_;
+  const Tokens& tokens_;
+  Flops model_flops_ = 0; // a step
+  std::int64_t done_ = 0;
+};
+
+} // namespace gdn::trainer
