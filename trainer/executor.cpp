@@ -1,5 +1,6 @@
 #include "trainer/executor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -33,17 +34,21 @@ Script script(const program::Program& program, const program::Layout& layout) {
 }
 
 Executor::Executor(const program::Program& program, Script script, Device& device, Parameters& parameters, Ledger& ledger,
-                   Checks checks)
+                   Checks checks, bool foreign)
     : program_(program), script_(std::move(script)), device_(device), parameters_(parameters), ledger_(ledger),
       checks_(checks), held_(program.buffers().size()) {
+  Bytes most = 1;
   for (const program::UnitInstance& unit : program.units()) {
     auto& ops = slots_.emplace_back();
     for (const model::Op& op : unit.list->ops) {
       device_.check_runs(op);
+      for (int step = -1; foreign && step < static_cast<int>(op.steps.size()); ++step)
+        most = std::max(most, device_.provider().work(*unit.list, op, step).scratch);
       auto& slots = ops.emplace_back();
       for (const model::ParamRef& p : op.params) slots.push_back(&parameters_.resolve(unit.prefix, p));
     }
   }
+  if (foreign) own_scratch_ = DeviceMemory(device, most, "the scratch of the device's own ops");
   arena_ = DeviceMemory(device, arena_bytes(script_), "the arena of activations, gradients and scratch");
 }
 
@@ -85,7 +90,9 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
   }
   if (checks_.equality) compare(index);
 
-  OpCall c = call(line, scratch, context);
+  const std::span<std::byte> usable =
+      own_scratch_.data() ? std::span(own_scratch_.data(), static_cast<size_t>(own_scratch_.bytes())) : scratch;
+  OpCall c = call(line, usable, context);
   const auto start = std::chrono::steady_clock::now();
   device_.run(c);
   const Seconds seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -39,10 +39,11 @@ struct Checks {
 // what it declared, and compares the ledger with the prediction as it goes.
 class Executor {
 public:
-  // The program must outlive the executor. Allocates the arena. Throws Error{Config} for an op that
-  // the device cannot run.
+  // The program must outlive the executor. Allocates the arena. `foreign`: the program was laid out for
+  // another provider than the device's; its scratch is then reserved and unused, and ops get scratch
+  // outside the ledger. Throws Error{Config} for an op that the device cannot run.
   Executor(const program::Program& program, Script script, Device& device, Parameters& parameters, Ledger& ledger,
-           Checks checks = {});
+           Checks checks = {}, bool foreign = false);
   ~Executor() { abandon(); }
 
   // After the op has run, before anything is freed. `index` counts the script's lines.
@@ -80,6 +81,7 @@ private:
   Ledger& ledger_;
   Checks checks_;
   DeviceMemory arena_;
+  DeviceMemory own_scratch_; // foreign programs only
   std::vector<Held> held_;                                  // per buffer of the program
   Ledger::Ticket scratch_ticket_ = -1;
   std::vector<std::vector<std::vector<ParameterSlot*>>> slots_; // [unit][op][parameter]

@@ -15,6 +15,8 @@ namespace gdn::trainer {
 void CommonOptions::add_to(CLI::App& command) {
   command.add_option("CONFIG", config, "YAML file: a model (its keys, or base: PROFILE), run: and train:")->required();
   command.add_option("--device", device, "cpu, cuda, or auto: cuda where there is one")->check(CLI::IsMember({"cpu", "cuda", "auto"}));
+  command.add_option("--provider", provider, "whose scratch is reserved: the device's own, or upstream: what gdnplan counts for stack megatron")
+      ->check(CLI::IsMember({"upstream"}));
   command.add_option("--budget", budget, "bytes that may be allocated, such as 130GiB (powers of 1024); the device's memory if not given");
   command.add_option("-o,--output", folder, "folder to write to; runs/<name of CONFIG> if not given");
   command.add_option_function<std::vector<std::string>>("--set", [this](const std::vector<std::string>& values) {
@@ -36,6 +38,10 @@ void CommonOptions::add_to(CLI::App& command) {
 }
 
 Bytes CommonOptions::budget_bytes(const Device& d) const { return budget.empty() ? d.memory() : parse_bytes(budget, "--budget"); }
+
+const model::Provider& CommonOptions::laid_out_for(const Device& d) const {
+  return provider == "upstream" ? model::upstream_provider() : d.provider();
+}
 
 std::filesystem::path CommonOptions::output_folder() const {
   const std::filesystem::path path = folder.empty() ? std::filesystem::path("runs") / std::filesystem::path(config).stem() : std::filesystem::path(folder);

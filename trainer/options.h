@@ -14,11 +14,13 @@ namespace gdn::trainer {
 // Options that every command on a configuration takes.
 struct CommonOptions {
   std::string config;
-  std::string device = "auto", budget, folder;
+  std::string device = "auto", provider, budget, folder;
   std::vector<config::Setting> settings; // --set and its shorthands, in the order given
 
   void add_to(CLI::App& command);
   Bytes budget_bytes(const Device& device) const; // --budget, else what the device has
+  // --provider: whose scratch is laid out; the device's own if not given.
+  const model::Provider& laid_out_for(const Device& device) const;
   // Where the command writes: -o, else runs/<name of the configuration>; created.
   std::filesystem::path output_folder() const;
 };

@@ -62,18 +62,24 @@ Prediction predict(plan::Workload& workload, const plan::Setting& setting, const
 }
 
 Fitting setting_that_fits(plan::Workload& workload, Bytes budget) {
-  Fitting best;
-  size_t fewest = 0;
+  // The live peak is a lower bound that needs no layout; fewest replays first.
+  const CategoryBytes state = Parameters::bytes_of(model::static_state(workload.model(), workload.run(), 0));
   const int micro_batches = static_cast<int>(workload.run().micro_batches());
+  std::vector<std::pair<size_t, plan::Setting>> candidates;
   for (const plan::Setting& s : plan::legal_settings(workload, false)) {
-    const program::Program program = step_program(workload, s, micro_batches);
-    if (!best.setting.empty() && program.runs().size() >= fewest) continue; // replays more than what we have
-    const Bytes bytes = predict(workload, s, program).total_bytes();
-    if (bytes > budget) continue;
-    best = {s.text(), bytes};
-    fewest = program.runs().size();
+    if (program::walk(summaries(workload, s), program::one_f_one_b(1, 0, 1, micro_batches), state).overall.bytes > budget) continue;
+    size_t replays = 0;
+    for (const model::Chunk& c : model::chunks_of_rank(workload.model().layers(), workload.run().parallel, 0))
+      for (const plan::PlacedUnit& u : workload.units(c, s))
+        for (const program::Event& e : u.unit->trace.events) replays += e.pass == program::Pass::Replay;
+    candidates.push_back({replays, s});
   }
-  return best;
+  std::stable_sort(candidates.begin(), candidates.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  for (const auto& [replays, s] : candidates) {
+    const Bytes bytes = predict(workload, s, step_program(workload, s, micro_batches)).total_bytes();
+    if (bytes <= budget) return {s.text(), bytes};
+  }
+  return {};
 }
 
 std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& p, Bytes budget) {

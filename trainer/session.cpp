@@ -32,9 +32,9 @@ std::vector<std::int64_t> dense_sequences(std::int64_t batch, std::int64_t seq) 
   return offsets;
 }
 
-Session::Session(config::Model model, config::Run run, Device& device, Bytes budget)
+Session::Session(config::Model model, config::Run run, Device& device, Bytes budget, const model::Provider* laid_out_for)
     : model_(std::move(model)), run_(std::move(run)), device_(device), budget_(budget),
-      workload_(std::make_unique<plan::Workload>(model_, run_, device.provider())) {
+      workload_(std::make_unique<plan::Workload>(model_, run_, laid_out_for ? *laid_out_for : device.provider())) {
   const Bytes state = Parameters::bytes_of(model::static_state(model_, run_, 0)).total();
   if (state > budget_)
     throw Error(ErrorCode::DoesNotFit,
@@ -52,7 +52,7 @@ void Session::use(const plan::Setting& setting, Checks checks) {
   if (parameters_->bytes().total() + layout.extent > budget_)
     throw Error(ErrorCode::DoesNotFit, does_not_fit(*workload_, setting, predict(*workload_, setting, *program_), budget_));
   executor_ = std::make_unique<Executor>(*program_, script(*program_, layout), device_,
-                                         *parameters_, ledger_, checks);
+                                         *parameters_, ledger_, checks, &workload_->provider() != &device_.provider());
 }
 
 StepResult Session::run(const std::vector<Batch>& batches, std::uint64_t step, std::uint64_t seed,

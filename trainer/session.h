@@ -35,8 +35,10 @@ struct StepResult {
 // runs a step, measures it or compares two ways of running it is built on this.
 class Session {
 public:
-  // `budget`: bytes that may be allocated. Throws Error{Config} for what is priced but not executed.
-  Session(config::Model model, config::Run run, Device& device, Bytes budget = std::numeric_limits<Bytes>::max());
+  // `budget`: bytes that may be allocated. `laid_out_for`: whose scratch the program reserves, if not the
+  // device's own provider; so the CPU can check what a GPU run would hold, byte by byte. Throws Error{Config} for what is priced but not executed.
+  Session(config::Model model, config::Run run, Device& device, Bytes budget = std::numeric_limits<Bytes>::max(),
+          const model::Provider* laid_out_for = nullptr);
 
   // Lays out and allocates the program of `setting`, in place of the one before. Throws
   // Error{DoesNotFit} naming the largest tensors and the setting that would fit.

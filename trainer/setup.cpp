@@ -34,12 +34,13 @@ std::string resolved_yaml(const Setup& s) {
   return config::to_yaml(out);
 }
 
-config::Profile profile_identity(const Setup& s, const Device& device, const std::string& command) {
+config::Profile profile_identity(const Setup& s, const Device& device, const model::Provider& provider,
+                                 const std::string& command) {
   const config::Run& run = s.profile.run;
   config::Profile p;
   p.identity = {{"model", s.profile.model.name}, {"run", run.source}, {"stack", run.stack},
                 {"build", std::string(config::name_of(run.build))}, {"revision", run.revision.text()},
-                {"provider", std::string(device.provider().name())}, {"hardware", s.profile.hardware},
+                {"provider", std::string(provider.name())}, {"hardware", s.profile.hardware},
                 {"device", device.name()}, {"kind", "measured"}, {"program", "gdntrain"}, {"command", command}};
   return p;
 }

@@ -30,6 +30,7 @@ Setup load_setup(const std::string& file, const std::vector<config::Setting>& se
 std::string resolved_yaml(const Setup& setup);
 
 // Who measured what, for the head of a gdn.profile/1.
-config::Profile profile_identity(const Setup& setup, const Device& device, const std::string& command);
+config::Profile profile_identity(const Setup& setup, const Device& device, const model::Provider& provider,
+                                 const std::string& command);
 
 } // namespace gdn::trainer

@@ -161,7 +161,7 @@ std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::f
 }
 
 config::Profile Sweep::to_profile(const std::vector<SweepRow>& rows) const {
-  config::Profile p = profile_identity(setup_, session_.device(), "sweep");
+  config::Profile p = profile_identity(setup_, session_.device(), session_.workload().provider(), "sweep");
   p.identity.push_back({"fingerprint", fingerprint(setup_)});
   for (const SweepRow& r : rows) {
     config::ProfileSet set{r.setting, {}};

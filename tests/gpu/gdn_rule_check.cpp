@@ -250,6 +250,7 @@ std::vector<Case> cases(bool quick) {
   all.push_back({.lengths = {64}});
   all.push_back({.lengths = {128}, .group = 2, .initial = true, .d_final = true});
   all.push_back({.lengths = {100, 29}, .key_heads = 2, .group = 2, .l2_norm = true, .padding = 7});
+  all.push_back({.lengths = {700}, .key_heads = 2, .group = 3, .l2_norm = true}); // rings wrap around
   if (quick) return all;
   // Pairs of lengths, groups, decay, beta, keys: strides that are coprime to the list sizes.
   const std::vector<std::vector<int>> lengths = {
@@ -284,6 +285,8 @@ std::vector<Case> cases(bool quick) {
                    .initial = true, .d_final = true});
     all.push_back({.lengths = {64, 190}, .group = 2, .key_dim = 96, .value_dim = 192,
                    .l2_norm = norm, .initial = true, .d_final = true});
+    all.push_back({.lengths = {64, 190}, .group = 2, .key_dim = 32, .value_dim = 32, .l2_norm = norm,
+                   .initial = true, .d_final = true});
     all.push_back({.lengths = {64, 190}, .group = 3, .key_dim = 40, .value_dim = 72,
                    .l2_norm = norm, .initial = true, .d_final = true});
   }

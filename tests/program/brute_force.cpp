@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "tests/program/meaning.h"
 
 namespace gdn::brute {
 
@@ -17,9 +18,6 @@ using namespace gdn::model;
 using program::Pass;
 
 namespace {
-
-template <class T, class I> decltype(auto) at(T& v, I i) { return v[static_cast<size_t>(i)]; }
-template <class T, class V> bool contains(const T& v, V x) { return std::find(v.begin(), v.end(), x) != v.end(); }
 
 // ------------------------------------------------------------------------------------- memory ----
 
@@ -84,267 +82,13 @@ private:
 };
 using Ref = std::shared_ptr<Memory>;
 
-// -------------------------------------------------------------------------- what a list means ----
-
-// A node of a list under its spans: an op, or a span with the nodes inside it.
-struct Node {
-  int op = -1, span = -1, first = 0, last = 0;
-  std::vector<Node> children = {};
-};
-
-// Static questions about a list under spans, answered by walking it.
-class Meaning {
-public:
-  Meaning(const OpList& list, const std::vector<Span>& spans, const program::TraceOptions& options)
-      : list(list), spans(spans), options(options) {
-    check_spans();
-    std::vector<int> all;
-    for (size_t i = 0; i < spans.size(); ++i) all.push_back(static_cast<int>(i));
-    forest = nest(0, op_count() - 1, all);
-    mark_required();
-    plan_backward();
-  }
-
-  int op_count() const { return static_cast<int>(list.ops.size()); }
-  const Op& op(int i) const { return at(list.ops, i); }
-  StorageId storage(TensorId t) const { return list.tensor(t).storage; }
-
-  // The listed tensor that `t` is another name of.
-  TensorId listed(TensorId t) const {
-    for (; list.tensor(t).base >= 0; t = list.tensor(t).base)
-      for (const Op& o : list.ops)
-        if (contains(o.outputs, t)) return t;
-    return t;
-  }
-  int maker(TensorId t) const {
-    for (int i = 0; i < op_count(); ++i)
-      if (contains(op(i).outputs, listed(t))) return i;
-    return -1;
-  }
-
-  // Made inside and read outside.
-  std::vector<TensorId> outputs(const Span& s) const {
-    std::vector<TensorId> out;
-    auto offer = [&](TensorId t) {
-      if (int m = maker(t); m >= s.first && m <= s.last && !contains(out, t)) out.push_back(t);
-    };
-    for (int i = s.last + 1; i < op_count(); ++i) std::for_each(op(i).inputs.begin(), op(i).inputs.end(), offer);
-    if (list.output >= 0) offer(list.output);
-    return out;
-  }
-
-  // Forward tensors that a step refers to; a gradient written over a forward tensor refers to it.
-  std::vector<TensorId> read_by(const Step& s) const {
-    std::vector<TensorId> out = s.reads;
-    for (TensorId t : s.grad_writes)
-      if (list.tensor(t).gradient == GradientStorage::Overwrite) out.push_back(t);
-    return out;
-  }
-
-  bool runs(int op_index) const { return contains(at(step_runs, op_index), true); }
-
-  // Tensors kept for the backward of an op: reads of steps that run, and pins.
-  std::vector<TensorId> saved(int op_index) const {
-    std::vector<TensorId> out;
-    if (!options.backward) return out;
-    for (size_t i = 0; i < op(op_index).steps.size(); ++i)
-      if (at(step_runs, op_index)[i])
-        for (TensorId t : read_by(op(op_index).steps[i])) out.push_back(t);
-    if (runs(op_index))
-      for (const Pin& p : op(op_index).pins) out.push_back(p.tensor);
-    return out;
-  }
-
-  // Whether somebody's backward wants the storage of `t` saved outside the span.
-  bool saved_outside(const Span& s, TensorId t) const {
-    for (int i = 0; i < op_count(); ++i)
-      if (i < s.first || i > s.last)
-        for (TensorId r : saved(i))
-          if (storage(r) == storage(t)) return true;
-    return false;
-  }
-
-  // A span that no gradient passes, and whose outputs nobody wants again, is never replayed.
-  bool replays(const Span& s) const {
-    for (int i = s.first; i <= s.last; ++i)
-      if (runs(i) || contains(at(alias_runs, i), true)) return true;
-    if (s.kind == SpanKind::DiscardOutput)
-      for (TensorId t : outputs(s))
-        if (saved_outside(s, t)) return true;
-    return false;
-  }
-
-  // The ops that a replay of the span runs.
-  std::vector<char> executed(const Span& s) const {
-    std::vector<char> out(list.ops.size(), 0);
-    std::set<TensorId> wanted;
-    auto want = [&](TensorId t) { wanted.insert(listed(t)); };
-    for (int i = s.first; i <= s.last; ++i)
-      for (TensorId t : saved(i)) want(t);
-    if (s.kind == SpanKind::DiscardOutput)
-      for (TensorId t : outputs(s))
-        if (saved_outside(s, t)) want(t);
-    for (int i = s.last; i >= s.first; --i) {
-      bool run = s.extent == ReplayExtent::All;
-      for (const Span& inner : spans) // an inner span that replays everything runs whole wherever it runs
-        if (&inner != &s && inner.extent == ReplayExtent::All && inside(inner, s) && i >= inner.first && i <= inner.last) run = true;
-      for (TensorId t : op(i).outputs) run = run || wanted.count(t);
-      if (run) std::for_each(op(i).inputs.begin(), op(i).inputs.end(), want);
-      at(out, i) = run && !op(i).effects;
-    }
-    return out;
-  }
-
-  // Storages that the code of op `i` refers to in a run.
-  std::set<StorageId> touched(int i, const std::vector<char>& executes) const {
-    std::set<StorageId> out;
-    if (!at(executes, i)) return out;
-    for (TensorId t : op(i).inputs) out.insert(storage(t));
-    for (TensorId t : op(i).outputs) out.insert(storage(t));
-    return out;
-  }
-
-  // Storages made before a span that the replays and the backward of its op `i` refer to.
-  std::set<StorageId> wanted_again(int i, const Span& outer) const {
-    std::set<StorageId> out;
-    auto add = [&](TensorId t) {
-      if (maker(t) < outer.first) out.insert(storage(t));
-    };
-    for (const Span& s : spans) {
-      if (i < s.first || i > s.last || (&s != &outer && !inside(s, outer)) || !replays(s)) continue;
-      const std::vector<char> replayed = executed(s);
-      if (at(replayed, i) || (s.kind == SpanKind::DiscardOutput && s.holds)) // a checkpoint object holds all arguments
-        std::for_each(op(i).inputs.begin(), op(i).inputs.end(), add);
-    }
-    for (TensorId t : saved(i)) add(t);
-    return out;
-  }
-
-  // The tensor whose gradient buffer holds d:t.
-  TensorId gradient_root(TensorId t) const {
-    while (list.tensor(t).base >= 0 && list.tensor(t).gradient == GradientStorage::Slice) t = list.tensor(t).base;
-    return t;
-  }
-
-  const OpList& list;
-  const std::vector<Span>& spans;
-  const program::TraceOptions& options;
-  std::vector<Node> forest;
-  std::vector<bool> required;                // per tensor: carries a gradient
-  std::vector<std::vector<bool>> step_runs;  // per op and step
-  std::vector<std::vector<bool>> alias_runs; // per op and alias
-  // Gradients each running step reads; those it writes.
-  std::vector<std::vector<std::vector<TensorId>>> gradient_reads, gradient_writes;
-
-private:
-  // `inner` is nested in `outer`; of two equal ranges the earlier in the list is the outer one.
-  bool inside(const Span& inner, const Span& outer) const {
-    if (inner.first < outer.first || inner.last > outer.last) return false;
-    return inner.first != outer.first || inner.last != outer.last || &inner > &outer;
-  }
-
-  [[noreturn]] static void illegal(const std::string& what) { throw Error(ErrorCode::Config, what); }
-
-  void check_spans() const {
-    for (const Span& a : spans)
-      for (const Span& b : spans)
-        if (a.first < b.first && b.first <= a.last && a.last < b.last)
-          illegal(fmt::format("'{}' and '{}' overlap in part", a.name, b.name));
-    for (const Span& s : spans) {
-      if (s.kind != SpanKind::DiscardOutput) continue;
-      int end = op_count() - 1;
-      for (const Span& outer : spans)
-        if (&outer != &s && inside(s, outer)) end = std::min(end, outer.last);
-      if (s.hook <= s.last || s.hook > end) illegal(fmt::format("the hook of '{}' is not behind it", s.name));
-      for (TensorId t : outputs(s)) {
-        TensorId owner = t;
-        while (list.tensor(owner).base >= 0) owner = list.tensor(owner).base;
-        if (int m = maker(owner); m < s.first || m > s.last) illegal(fmt::format("'{}' drops what it does not make", s.name));
-      }
-      if (list.output >= 0 && contains(outputs(s), list.output)) illegal(fmt::format("'{}' discards the output", s.name));
-    }
-  }
-
-  std::vector<Node> nest(int first, int last, const std::vector<int>& candidates) const {
-    std::vector<Node> nodes;
-    for (int i = first; i <= last;) {
-      int outermost = -1;
-      for (int c : candidates)
-        if (at(spans, c).first == i && (outermost < 0 || inside(at(spans, outermost), at(spans, c)))) outermost = c;
-      if (outermost < 0) {
-        nodes.push_back({.op = i, .first = i, .last = i});
-        ++i;
-        continue;
-      }
-      const Span& s = at(spans, outermost);
-      std::vector<int> inner;
-      for (int c : candidates)
-        if (c != outermost && inside(at(spans, c), s)) inner.push_back(c);
-      nodes.push_back({.span = outermost, .first = i, .last = s.last, .children = nest(i, s.last, inner)});
-      i = s.last + 1;
-    }
-    return nodes;
-  }
-
-  bool requires_gradient(TensorId t) const {
-    for (; t >= 0; t = list.tensor(t).base)
-      if (at(required, t)) return true;
-    return false;
-  }
-
-  // requires_grad of every tensor, in forward order.
-  void mark_required() {
-    required.assign(list.tensors.size(), false);
-    if (list.input >= 0) at(required, list.input) = options.input_gradient;
-    for (const Op& o : list.ops) {
-      bool any = false;
-      for (const ParamRef& p : o.params) any = any || p.trainable;
-      for (TensorId t : o.inputs) any = any || (list.tensor(t).differentiable && requires_gradient(t));
-      for (TensorId t : o.outputs) at(required, t) = any && list.tensor(t).differentiable;
-    }
-    for (size_t t = 0; t < required.size(); ++t) required[t] = requires_gradient(static_cast<TensorId>(t));
-  }
-
-  // Follows gradients from the end of the list: which steps run, on which gradients.
-  void plan_backward() {
-    step_runs.resize(list.ops.size());
-    alias_runs.resize(list.ops.size());
-    gradient_reads.resize(list.ops.size());
-    gradient_writes.resize(list.ops.size());
-    std::set<TensorId> arrived;
-    if (list.output >= 0 && at(required, list.output)) arrived.insert(gradient_root(list.output));
-    for (int i = op_count() - 1; i >= 0; --i) {
-      for (const Step& s : op(i).steps) {
-        std::vector<TensorId> reads, writes;
-        for (TensorId t : s.grad_reads)
-          if (arrived.count(gradient_root(t))) reads.push_back(t);
-        for (TensorId t : s.grad_writes)
-          if (at(required, t)) writes.push_back(t);
-        bool wanted = !writes.empty();
-        for (int p : s.param_grads) wanted = wanted || at(op(i).params, p).trainable;
-        const bool run = options.backward && wanted && (s.grad_reads.empty() || !reads.empty());
-        if (!run) reads.clear(), writes.clear();
-        for (TensorId t : writes) arrived.insert(gradient_root(t));
-        at(step_runs, i).push_back(run);
-        at(gradient_reads, i).push_back(reads);
-        at(gradient_writes, i).push_back(writes);
-      }
-      for (const Op::GradAlias& a : op(i).grad_aliases) {
-        const bool run = options.backward && at(required, a.input) && arrived.count(gradient_root(a.output));
-        if (run) arrived.insert(gradient_root(a.input));
-        at(alias_runs, i).push_back(run);
-      }
-    }
-  }
-};
-
 // ------------------------------------------------------------------------- what an engine holds ----
 
 // A gradient: made by its first writer, gone once everybody on the tape that names it has run.
 struct Gradient {
   Ref memory;
   int users = 0;
-  std::vector<char> covered; // elements that have a value
+  std::vector<char> covered; // columns that have a value
   bool unclear = false;      // shared by an alias before all of it had one
 };
 
@@ -619,23 +363,25 @@ private:
   }
 
   static bool filled(const Gradient& g, const Tensor& root) {
-    return std::count(g.covered.begin(), g.covered.end(), 1) >= root.elements();
+    return std::count(g.covered.begin(), g.covered.end(), 1) >= root.cols();
   }
 
-  // Marks the region of d:t as having a value; answers what it had before.
+  // Marks the columns of d:t as having a value; answers what they had before.
   char cover(TensorId t) {
     const Tensor& tensor = list_.tensor(t);
     const Tensor& root = list_.tensor(m_.gradient_root(t));
-    std::vector<char>& covered = gradient(t).covered;
-    covered.resize(static_cast<size_t>(root.rows() * root.row_stride), 0);
-    std::int64_t had = 0;
-    for (std::int64_t r = 0; r < tensor.rows(); ++r)
-      for (std::int64_t c = 0; c < tensor.cols(); ++c) {
-        char& one = at(covered, tensor.offset - root.offset + r * tensor.row_stride + c);
-        had += one;
-        one = 1;
-      }
-    return gradient(t).unclear ? '?' : had == 0 ? 'w' : had == tensor.elements() ? 'a' : '?';
+    Gradient& g = gradient(t);
+    g.covered.resize(static_cast<size_t>(root.cols()), 0);
+    std::int64_t first = tensor.offset - root.offset, count = tensor.cols();
+    if (tensor.rows() != root.rows() || tensor.row_stride != root.row_stride) { // another shape
+      g.unclear = g.unclear || tensor.elements() != root.elements();
+      first = 0;
+      count = root.cols();
+    }
+    const auto begin = g.covered.begin() + first;
+    const auto had = std::count(begin, begin + count, 1);
+    std::fill(begin, begin + count, 1);
+    return g.unclear || (had > 0 && had < count) ? '?' : had == 0 ? 'w' : 'a';
   }
 
   void backward(Tape& tape, const std::vector<Node>& nodes) {

@@ -32,7 +32,7 @@ void add_heading(report::Document& d, const Setup& s, const Device& device, cons
 
 // The plan of the step alone: 0 when it fits, 3 when it does not.
 int dry_run(const RunOptions& o, const Setup& s, Device& device, const std::string& data) {
-  plan::Workload workload(s.profile.model, s.profile.run, device.provider());
+  plan::Workload workload(s.profile.model, s.profile.run, o.laid_out_for(device));
   const program::Program program = step_program(workload, s.setting, static_cast<int>(s.profile.run.micro_batches()));
   const Prediction p = predict(workload, s.setting, program);
   const Bytes budget = o.budget_bytes(device);
@@ -83,7 +83,7 @@ int run(const RunOptions& o) {
                     o.device == "auto" ? " (no CUDA device)" : ""));
   if (o.dry_run) return dry_run(o, s, *device, tokens->describe());
 
-  Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device));
+  Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device));
   session.use(s.setting);
   const Prediction predicted = predict(session.workload(), s.setting, session.program());
   const std::filesystem::path folder = o.output_folder();
@@ -103,7 +103,7 @@ int run(const RunOptions& o) {
   progress.finish();
   if (steps.empty()) throw Error(ErrorCode::Interrupted, "interrupted before the first step was done");
 
-  config::Profile profile = profile_identity(s, *device, "run");
+  config::Profile profile = profile_identity(s, *device, session.workload().provider(), "run");
   profile.sets.push_back(measured_set(s, steps, peak, session.arena_bytes()));
   write_atomically(folder / "profile.yaml", config::to_yaml(profile));
   report::Document d;

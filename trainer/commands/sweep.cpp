@@ -55,7 +55,7 @@ int sweep(const Options& o) {
   std::unique_ptr<Device> device = make_device(o.device);
   const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq);
   if (device->name() == "cpu") say("running on the CPU: bytes are exact, times are those of reference arithmetic");
-  Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device));
+  Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device));
   const std::filesystem::path file = o.output_folder() / "sweep.yaml";
   Progress progress;
   Sweep sweep(session, s, *tokens, o.sweep);

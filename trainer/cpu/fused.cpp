@@ -65,8 +65,9 @@ public:
   explicit Interpreter(const OpCall& c)
       : c_(c), d_(model::definition(c.list(), c.op())), places_(d_, c.step()), scratch_(c.scratch(places_.total)),
         memory_(d_.list.tensors.size()), gradient_(d_.list.tensors.size()), written_(d_.list.tensors.size(), 0) {
+    const std::vector<char> needed = needed_again();
     for (size_t i = 0; i < d_.inputs.size(); ++i)
-      if (reads_input(i)) bind(d_.inputs[i], c.in(i));
+      if (c.step() < 0 || is_read(d_.inputs[i], needed)) bind(d_.inputs[i], c.in(i));
   }
 
   void forward() {
@@ -93,10 +94,15 @@ public:
   }
 
 private:
-  bool reads_input(size_t i) const {
-    if (c_.step() < 0) return true;
-    const auto& reads = c_.backward_step().reads;
-    return std::find(reads.begin(), reads.end(), c_.op().inputs[i]) != reads.end();
+  // Whether a backward step, or an op that runs again for one, reads t.
+  bool is_read(TensorId t, const std::vector<char>& needed) const {
+    auto has = [&](const std::vector<TensorId>& ids) { return std::find(ids.begin(), ids.end(), t) != ids.end(); };
+    for (size_t i = 1; i < d_.list.ops.size(); ++i) {
+      const Op& op = d_.list.ops[i];
+      if (needed[i] && has(op.inputs)) return true;
+      if (std::any_of(op.steps.begin(), op.steps.end(), [&](const model::Step& s) { return has(s.reads); })) return true;
+    }
+    return false;
   }
   void bind(TensorId t, const View& v) { memory_[index(t)] = v; }
 

@@ -343,5 +343,11 @@ TEST_CASE("exit statuses of the program") {
   CHECK(said("err").find("step 2/2 | loss") != std::string::npos);
   CHECK(said("out").find("predicted") != std::string::npos);
   for (const char* file : {"log.jsonl", "config.yaml", "profile.yaml"}) CHECK(fs::exists(folder / file));
+  // Ctrl-C: the step is finished, the results are written, 130.
+  const int raw = std::system(fmt::format("timeout --preserve-status -s INT 3 {} run {} --steps 100000 --set seq_length=16 -o {} >{}/out 2>{}/err", program,
+                                          example(), folder.string(), folder.string(), folder.string()).c_str());
+  CHECK(WEXITSTATUS(raw) == 130);
+  CHECK(said("err").find("interrupted after step") != std::string::npos);
+  CHECK(said("out").find("Outcome") != std::string::npos);
   fs::remove_all(folder);
 }
