@@ -122,6 +122,11 @@ private:
       raise(pass.replay, u, Pass::Replay);
       return;
     }
+    // Most passes of a steady period cannot beat what was seen, whichever event they add to.
+    Bytes most = level_.total();
+    for (const Extra& x : extras) most += x.bytes.total();
+    auto beaten = [&](const StepPeak& seen, const Peak& peak) { return peak.event < 0 || (seen.slot >= 0 && most + peak.bytes <= seen.bytes); };
+    if (beaten(phase == Pass::Forward ? out_.forward : out_.backward, pass.run) && beaten(out_.replay, pass.replay)) return;
     for (size_t e = 0; e < pass.levels.size(); ++e) {
       CategoryBytes level = pass.levels[e];
       for (const Extra& x : extras)
