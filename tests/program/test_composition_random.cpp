@@ -179,3 +179,40 @@ TEST_CASE("composed = flat = executed: several units, chunks and micro-batches i
   CHECK(checked == 600);
   CHECK(interleaved >= 100);
 }
+
+TEST_CASE("a schedule runs every pass once, forward first, with the stated number in flight") {
+  for (int pp = 1; pp <= 4; ++pp)
+    for (int rank = 0; rank < pp; ++rank)
+      for (int vp = 1; vp <= 3; ++vp)
+        for (int m : {1, 2, 3, 4, 8, 12}) {
+          if (vp > 1 && m % pp != 0) continue;
+          std::vector<std::vector<int>> state(static_cast<size_t>(vp), std::vector<int>(static_cast<size_t>(m), 0));
+          int in_flight = 0, most = 0;
+          for (const Slot& s : program::one_f_one_b(pp, rank, vp, m)) {
+            int& one = state[static_cast<size_t>(s.chunk)][static_cast<size_t>(s.micro_batch)];
+            CHECK(one == (s.pass == Pass::Forward ? 0 : 1));
+            ++one;
+            in_flight += s.pass == Pass::Forward ? 1 : -1;
+            most = std::max(most, in_flight);
+          }
+          for (const auto& chunk : state) CHECK(std::all_of(chunk.begin(), chunk.end(), [](int n) { return n == 2; }));
+          // One chunk: min(m, pp - rank). Interleaved: the warm-up and the forward that follows it.
+          const int warm_up = std::min(m * vp, 2 * (pp - rank - 1) + (vp - 1) * pp);
+          CHECK(most == (vp == 1 ? std::min(m, pp - rank) : std::min(m * vp, warm_up + 1)));
+        }
+}
+
+TEST_CASE("the shortened schedule has the peak of the long one") {
+  for (std::uint64_t seed = 0; seed < 150; ++seed) {
+    toy::Random random(seed + 5000);
+    const int pp = random.between(1, 4), vp = random.chance(0.5) ? random.between(2, 3) : 1, rank = random.below(pp);
+    const int m = vp > 1 ? pp * random.between(1, 14) : random.between(1, 40);
+    const Model model = random_model(seed + 5000, vp, random.chance(0.5), false);
+    auto peak = [&](int micro_batches) {
+      return program::walk(model.summaries(), program::one_f_one_b(pp, rank, vp, micro_batches), {}).overall.bytes;
+    };
+    CAPTURE(seed);
+    CAPTURE(m);
+    CHECK(peak(program::steady_micro_batches(pp, vp, m)) == peak(m));
+  }
+}
