@@ -21,14 +21,25 @@ RuleArgs common_args(const P& p, const LaunchContext& context, bool backward, co
   const GdnShape& s = p.shape;
   auto* scratch = static_cast<char*>(context.scratch);
   RuleArgs a{};
-  a.q = tile_map("q", p.q, s.tokens, s.key_heads, s.key_dim);
-  a.k = tile_map("k", p.k, s.tokens, s.key_heads, s.key_dim);
-  a.v = tile_map("v", p.v, s.tokens, s.value_heads, s.value_dim);
-  a.n = tile_map("n", {p.n, std::int64_t{s.value_heads} * kChunk, kChunk}, s.tokens, s.value_heads,
-                 kChunk);
+  if (is_wide(s)) {
+    a.wide_q = p.q;
+    a.wide_k = p.k;
+    a.wide_v = p.v;
+    a.wide_slices = (s.value_dim + 31) / 32;
+    a.wide_checkpoints = reinterpret_cast<float*>(scratch + at.checkpoints);
+    a.wide_z = reinterpret_cast<float*>(scratch + at.wide_z);
+    a.wide_parts = reinterpret_cast<float*>(scratch + at.parts);
+  } else {
+    a.q = tile_map("q", p.q, s.tokens, s.key_heads, s.key_dim);
+    a.k = tile_map("k", p.k, s.tokens, s.key_heads, s.key_dim);
+    a.v = tile_map("v", p.v, s.tokens, s.value_heads, s.value_dim);
+    a.n = tile_map("n", {p.n, std::int64_t{s.value_heads} * kChunk, kChunk}, s.tokens,
+                   s.value_heads, kChunk);
+  }
   a.chunks = p.table.chunks;
   a.offsets = p.table.offsets;
   a.order = p.table.order;
+  a.tokens = s.tokens;
   a.sequences = s.sequences;
   a.capacity = gdn_chunk_capacity(s.tokens, s.sequences);
   a.key_heads = s.key_heads;
@@ -65,6 +76,7 @@ void gdn_chunk_forward(const GdnChunkForwardParams& p, const LaunchContext& cont
   a.o = p.o;
   a.state_in = p.initial_state;
   a.state_out = p.final_state;
+  if (is_wide(p.shape)) return launch_wide_forward(a, context);
   launch_prepare(a, context);
   launch_forward_scan(a, context);
 }
@@ -72,13 +84,17 @@ void gdn_chunk_forward(const GdnChunkForwardParams& p, const LaunchContext& cont
 void gdn_chunk_backward(const GdnChunkBackwardParams& p, const LaunchContext& context) {
   RuleArgs a = common_args(p, context, true, "gdn_chunk_backward");
   const GdnShape& s = p.shape;
-  a.d_o = tile_map("d_o", p.d_o, s.tokens, s.value_heads, s.value_dim);
   a.dq = p.dq;
   a.dk = p.dk;
   a.dv = p.dv;
   a.dg = p.dg;
   a.dbeta = p.dbeta;
   a.gamma = p.g_cum;
+  if (is_wide(s)) {
+    a.wide_d_o = p.d_o;
+    return launch_wide_backward(a, p.initial_state, p.d_final_state, p.d_initial_state, context);
+  }
+  a.d_o = tile_map("d_o", p.d_o, s.tokens, s.value_heads, s.value_dim);
   launch_prepare(a, context); // P and the row factors again
   a.state_in = p.initial_state;
   launch_rebuild_scan(a, context);

@@ -449,11 +449,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       const float factor2[2] = {-factors[kWriteDecay][low], -factors[kWriteDecay][high]};
       const float factor3[2] = {factors[kWriteRest][low], factors[kWriteRest][high]};
       products_wait<0>(h2, h3);
-      __syncwarp();
-      if (at.lane == 0) {
-        barrier_arrive(&s.states_empty);
-        barrier_arrive(&s.rows_empty[i]);
-      }
+      warp_arrive(&s.states_empty);
+      warp_arrive(&s.rows_empty[i]);
       fold_write(dk, y, z_dot, h2, h3, own_k, factor2, factor3, at);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
@@ -520,8 +517,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
     write_rows(a.dq + first, stride, own_q, chunk.rows, a.key_dim - 64 * me);
     write_rows(a.dk + first, stride, own_k, chunk.rows, a.key_dim - 64 * me);
     fence_async_proxy();
-    __syncwarp();
-    if (at.lane == 0) barrier_arrive(&s.keys_empty);
+    warp_arrive(&s.keys_empty);
   }
 }
 
@@ -558,11 +554,11 @@ gdn_gradients_kernel(const __grid_constant__ RuleArgs a) {
   if (threadIdx.x == 0) {
     barrier_init(&s.keys_full, 1);
     barrier_init(&s.states_full, 1);
-    barrier_init(&s.keys_empty, kMath / 32);
-    barrier_init(&s.states_empty, kMath / 32);
+    barrier_init(&s.keys_empty, kMath / 32 * kWarpArrivals);
+    barrier_init(&s.states_empty, kMath / 32 * kWarpArrivals);
     for (int i = 0; i < L::kStages; ++i) {
       barrier_init(&s.rows_full[i], 1);
-      barrier_init(&s.rows_empty[i], kMath / 32);
+      barrier_init(&s.rows_empty[i], kMath / 32 * kWarpArrivals);
     }
     barrier_init_fence();
   }

@@ -221,10 +221,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
       barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, full)) + 8 * ring.stage,
                    ring.parity);
     products_wait<0>(state, scaled); // the stage is free but for its results
-    __syncwarp();
-    if (at.lane == 0)
-      barrier_arrive(base + static_cast<std::uint32_t>(offsetof(Shared, result_full)) +
-                     8 * (i * kGroups + me));
+    warp_arrive(base + static_cast<std::uint32_t>(offsetof(Shared, result_full)) +
+                8 * (i * kGroups + me));
   }
 
   if (a.state_out != nullptr)
@@ -242,7 +240,7 @@ gdn_reverse_scan_kernel(const __grid_constant__ RuleArgs a) {
     for (int i = 0; i < L::kStages; ++i) {
       barrier_init(&s.full[i], 1);
       barrier_init(&s.empty[i], kGroups);
-      for (int w = 0; w < kGroups; ++w) barrier_init(&s.result_full[i][w], 4);
+      for (int w = 0; w < kGroups; ++w) barrier_init(&s.result_full[i][w], 4 * kWarpArrivals);
     }
     for (int w = 0; w < kGroups; ++w) {
       barrier_init(&s.state_empty[w][0], 1);

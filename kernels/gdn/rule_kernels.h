@@ -3,7 +3,7 @@
 #pragma once
 #include <cuda.h>
 
-#include "kernels/gdn/shape.h"
+#include "kernels/gdn/chunk_forward.h"
 
 namespace gdn::kernels {
 
@@ -13,7 +13,7 @@ struct RuleArgs {
   const GdnChunk* chunks;
   const std::int32_t* offsets;    // [sequences + 2]
   const std::int32_t* order;
-  std::int64_t sequences;
+  std::int64_t tokens, sequences;
   std::int64_t capacity;          // rows of the chunk table
   int key_heads, value_heads, group; // group = value_heads / key_heads
   int key_dim, value_dim, value_tiles;
@@ -45,6 +45,13 @@ struct RuleArgs {
   Bf16 *dq, *dk;                  // [tokens, key_heads, key_dim]
   Bf16* dv;                       // [tokens, value_heads, value_dim]
   float *dg, *dbeta;              // [tokens, value_heads]
+
+  // wide_rule.cu only
+  GdnTokens wide_q, wide_k, wide_v, wide_d_o;
+  int wide_slices;                // of 32 value columns
+  float* wide_checkpoints;        // [capacity * 4, value_heads, key_dim, value_dim]
+  float* wide_z;                  // [tokens, value_heads, value_dim]
+  float* wide_parts;              // [tokens, value_heads, slices, 2 * 256 + 2]: dq, dk, dg, dbeta
 };
 
 void launch_prepare(const RuleArgs& args, const LaunchContext& context);
@@ -52,5 +59,10 @@ void launch_forward_scan(const RuleArgs& args, const LaunchContext& context);
 void launch_rebuild_scan(const RuleArgs& args, const LaunchContext& context);
 void launch_reverse_scan(const RuleArgs& args, const LaunchContext& context);
 void launch_gradients(const RuleArgs& args, const LaunchContext& context);
+
+// The whole of either direction, for widths beyond the kernels above.
+void launch_wide_forward(const RuleArgs& args, const LaunchContext& context);
+void launch_wide_backward(const RuleArgs& args, const float* initial, const float* d_final,
+                          float* d_initial, const LaunchContext& context);
 
 } // namespace gdn::kernels

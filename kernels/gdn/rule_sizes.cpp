@@ -21,6 +21,20 @@ RuleScratch rule_scratch(const GdnShape& shape, bool backward) {
     end = (at + chunk_heads * bytes_per_chunk_head + 1023) / 1024 * 1024;
     return at;
   };
+  if (is_wide(shape)) {
+    if (!backward) return s;
+    const std::int64_t token_heads = shape.tokens * shape.value_heads;
+    auto place_bytes = [&](std::int64_t bytes) {
+      const std::int64_t at = end;
+      end = (at + bytes + 1023) / 1024 * 1024;
+      return at;
+    };
+    s.checkpoints = place(std::int64_t{kChunk / kWideBlock} * shape.key_dim * shape.value_dim * 4);
+    s.wide_z = place_bytes(token_heads * shape.value_dim * 4);
+    s.parts = place_bytes(token_heads * ((shape.value_dim + 31) / 32) * (2 * kMaxWideKeyDim + 2) * 4);
+    s.bytes = end;
+    return s;
+  }
   s.p = place(kTileImageBytes);
   s.factors = place(kRowFactors * kChunk * 4);
   if (backward) {
@@ -56,7 +70,7 @@ void check_shape(const GdnShape& s, std::string_view kernel, int max_key_dim, in
 } // namespace
 
 void check_rule_shape(const GdnShape& shape, std::string_view kernel) {
-  check_shape(shape, kernel, kMaxKeyDim, kMaxValueDim);
+  check_shape(shape, kernel, kMaxWideKeyDim, kMaxWideValueDim);
 }
 
 void check_front_end_shape(const GdnShape& shape, std::string_view kernel) {

@@ -87,8 +87,7 @@ __device__ void write(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared
       write_rows_by_warp(out, row_stride, s.o[me], c == item.chunks - 1 ? item.last_rows : kChunk,
                          a.value_dim - 64 * tile);
       out += kChunk * row_stride;
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&s.o_empty[me]);
+      warp_arrive(&s.o_empty[me]);
     } else if (lane == 0) {
       barrier_wait(&s.result_full[i][me], ring.parity);
       const std::int64_t image =
@@ -147,8 +146,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
     products_commit();
   };
   auto arrive = [&](std::uint32_t offset, int index) { // this warp, at barrier `index` of an array
-    __syncwarp();
-    if (at.lane == 0) barrier_arrive(base + offset + 8 * index);
+    warp_arrive(base + offset + 8 * index);
   };
   // Hands the output of chunk c to the writing warp.
   auto hand_over = [&](int c, const std::uint32_t (&rounded)[16]) {
@@ -323,14 +321,14 @@ gdn_scan_kernel(const __grid_constant__ RuleArgs a) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < L::kStages; ++i) {
       barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], L::kForward ? 4 * kGroups : kGroups);
-      for (int w = 0; w < kGroups; ++w) barrier_init(&s.result_full[i][w], 4);
+      barrier_init(&s.empty[i], L::kForward ? 4 * kGroups * kWarpArrivals : kGroups);
+      for (int w = 0; w < kGroups; ++w) barrier_init(&s.result_full[i][w], 4 * kWarpArrivals);
     }
     for (int w = 0; w < kGroups; ++w) {
       barrier_init(&s.state_empty[w][0], 1);
       barrier_init(&s.state_empty[w][1], 1);
-      barrier_init(&s.o_full[w], 4);
-      barrier_init(&s.o_empty[w], 1);
+      barrier_init(&s.o_full[w], 4 * kWarpArrivals);
+      barrier_init(&s.o_empty[w], kWarpArrivals);
     }
     barrier_init_fence();
   }

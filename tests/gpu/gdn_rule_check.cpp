@@ -290,6 +290,13 @@ std::vector<Case> cases(bool quick) {
     all.push_back({.lengths = {64, 190}, .group = 3, .key_dim = 40, .value_dim = 72,
                    .l2_norm = norm, .initial = true, .d_final = true});
   }
+  all.push_back({.lengths = {70, 0, 33}, .group = 2, .key_dim = 256, .value_dim = 256, .l2_norm = true,
+                 .initial = true, .d_final = true, .padding = 5});
+  all.push_back({.lengths = {90}, .decay = Decay::kMixed, .key_dim = 256, .value_dim = 512,
+                 .initial = true});
+  all.push_back({.lengths = {40, 17}, .key_heads = 2, .group = 2, .decay = Decay::kTwenty,
+                 .key_dim = 200, .value_dim = 24, .d_final = true,
+                 .placement = Placement::kProjected});
   Case many;
   for (int i = 0; i < 4096; ++i) many.lengths.push_back(1 + i % 8);
   all.push_back(many);
