@@ -97,7 +97,7 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
   device_.run(c);
   const Seconds seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   c.check_all_used();
-  if (observer) observer(index, c, seconds);
+  if (observer.ran) observer.ran(index, c, seconds);
 
   if (scratch_ticket_ >= 0) {
     check_guards(scratch.data(), line.scratch, "the scratch of " + name);
@@ -110,6 +110,7 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
     }
   for (int id : line.releases) release(id);
   ledger_.mark(nullptr);
+  if (observer.released) observer.released(index);
 }
 
 void Executor::acquire(const Script::Acquire& a) {

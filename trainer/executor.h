@@ -35,6 +35,12 @@ struct Checks {
   bool equality = true;     // ledger against prediction at every event
 };
 
+// Told about every line of a run; `index` counts the script's lines. Either may be empty.
+struct Observer {
+  std::function<void(size_t index, const OpCall& call, Seconds seconds)> ran = {}; // nothing is freed yet
+  std::function<void(size_t index)> released = {};                                 // what the line frees is free
+};
+
 // Runs a program event by event on a device: acquires and releases real memory, hands every op only
 // what it declared, and compares the ledger with the prediction as it goes.
 class Executor {
@@ -46,8 +52,6 @@ public:
            Checks checks = {}, bool foreign = false);
   ~Executor() { abandon(); }
 
-  // After the op has run, before anything is freed. `index` counts the script's lines.
-  using Observer = std::function<void(size_t index, const OpCall& call, Seconds seconds)>;
   // All micro-batches, forward and backward; gradients accumulate into the parameters. After an error
   // nothing is held any more.
   void run(const StepContext& context, const Observer& observer = {});

@@ -56,7 +56,7 @@ void Session::use(const plan::Setting& setting, Checks checks) {
 }
 
 StepResult Session::run(const std::vector<Batch>& batches, std::uint64_t step, std::uint64_t seed,
-                        const Executor::Observer& observer) {
+                        const Observer& observer) {
   const std::int64_t tokens = run_.micro_batch * run_.seq;
   if (static_cast<std::int64_t>(batches.size()) != run_.micro_batches())
     throw Error(ErrorCode::Internal, fmt::format("{} batches for {} micro-batches", batches.size(), run_.micro_batches()));
@@ -109,14 +109,16 @@ Trace run_traced(Session& session, const Batch& batch) {
     }
     return std::vector<float>();
   };
-  out.result = session.run({batch}, 0, 0, [&](size_t, const OpCall& call, Seconds) {
+  Observer observer;
+  observer.ran = [&](size_t, const OpCall& call, Seconds) {
     if (call.pass() != program::Pass::Forward) return;
     for (model::TensorId t : call.op().outputs) {
       if (t == call.list().output) out.hidden.push_back(copy(call, t));
       if (call.op().name == "final_norm" && t == call.op().outputs.front()) out.normed = copy(call, t);
       if (call.op().kind == model::OpKind::LmHead && call.op().name == "lm_head") out.logits = copy(call, t);
     }
-  });
+  };
+  out.result = session.run({batch}, 0, 0, observer);
   return out;
 }
 

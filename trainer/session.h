@@ -47,7 +47,7 @@ public:
   // Zeroes the gradients, then forward and backward of every micro-batch. `step` and `seed` feed the
   // random numbers; batches are checked first.
   StepResult run(const std::vector<Batch>& batches, std::uint64_t step = 0, std::uint64_t seed = 0,
-                 const Executor::Observer& observer = {});
+                 const Observer& observer = {});
 
   const config::Model& model() const { return model_; }
   const config::Run& run_settings() const { return run_; }

@@ -9,7 +9,6 @@
 #include "reference/random.h"
 #include "trainer/atomic_file.h"
 #include "trainer/memory_report.h"
-#include "trainer/telemetry.h"
 
 namespace gdn::trainer {
 
@@ -74,9 +73,9 @@ void Sweep::measure(SweepRow& row, const plan::Setting& setting, bool baseline) 
   std::map<std::string, std::vector<double>> ops;
   for (std::int64_t i = 0; i <= options_.repeats; ++i) {
     const bool warm_up = i == 0;
-    Executor::Observer observe;
+    Observer observe;
     if (baseline && !warm_up)
-      observe = [&](size_t index, const OpCall& call, Seconds s) {
+      observe.ran = [&](size_t index, const OpCall& call, Seconds s) {
         const auto& run = session_.program().runs()[index];
         if (call.step() < 0) ops[op_key(session_.program(), run.unit, call.op_index())].push_back(s);
       };
@@ -92,10 +91,10 @@ void Sweep::measure(SweepRow& row, const plan::Setting& setting, bool baseline) 
     row.identical = row.identical && r.loss == baseline_loss_ && norm == baseline_norm_;
   }
   row.arena = session_.arena_bytes();
-  row.measured_seconds = quantiles(seconds).median;
+  row.measured_seconds = *std::min_element(seconds.begin(), seconds.end()); // the least disturbed run
   if (!baseline) return;
   baseline_seconds_ = row.measured_seconds;
-  for (auto& [op, times] : ops) forward_seconds_[op] = quantiles(times).median;
+  for (auto& [op, times] : ops) forward_seconds_[op] = *std::min_element(times.begin(), times.end());
 }
 
 Seconds Sweep::replay_seconds(const program::Program& program) const {

@@ -18,7 +18,7 @@ struct SweepRow {
   std::string same_as = {};    // the setting that ran in its place; empty: it ran itself
   Bytes predicted_peak = 0, measured_peak = 0, arena = 0;
   CategoryBytes at_peak = {};  // measured
-  Seconds predicted_seconds = 0, measured_seconds = 0; // forward and backward of a step
+  Seconds predicted_seconds = 0, measured_seconds = 0; // forward and backward of a step, the fastest run
   bool identical = true;       // loss and gradient norm, bit by bit those without recompute
   bool resumed = false;        // read from an earlier sweep's file
 };

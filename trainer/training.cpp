@@ -18,7 +18,7 @@ Training::Training(Session& session, const config::Train& train, const Tokens& t
   session.parameters().initialise(train.seed);
 }
 
-StepRecord Training::step() {
+StepRecord Training::step(const Observer& observer) {
   const auto start = std::chrono::steady_clock::now();
   StepRecord r;
   r.step = done_ + 1;
@@ -27,7 +27,7 @@ StepRecord Training::step() {
   r.learning_rate = train_.learning_rate(r.step);
   r.model_flops = model_flops_;
   const auto index = static_cast<std::uint64_t>(done_);
-  r.result = session_.run(step_batches(tokens_, session_.run_settings(), index), index, train_.seed);
+  r.result = session_.run(step_batches(tokens_, session_.run_settings(), index), index, train_.seed, observer);
   if (!std::isfinite(r.result.loss))
     throw Error(ErrorCode::Numeric, fmt::format("step {}: the loss is {}", r.step, r.result.loss), "a smaller learning rate, or a longer warm-up");
   UpdateSettings u{r.learning_rate, train_.beta1, train_.beta2, train_.eps, train_.weight_decay, train_.clip_grad, r.step};

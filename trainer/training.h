@@ -16,7 +16,7 @@ public:
 
   // One step. Throws Error{Numeric} when loss or gradient norm is not finite; the weights are then those
   // of the step before.
-  StepRecord step();
+  StepRecord step(const Observer& observer = {});
   std::int64_t done() const { return done_; } // steps so far
   bool finished() const { return done_ >= train_.steps; }
 

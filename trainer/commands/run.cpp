@@ -8,9 +8,11 @@
 #include "trainer/commands/commands.h"
 #include "trainer/data.h"
 #include "trainer/devices.h"
+#include "trainer/hf/weights.h"
 #include "trainer/memory_report.h"
 #include "trainer/options.h"
 #include "trainer/prediction.h"
+#include "trainer/step_profile.h"
 #include "trainer/training.h"
 
 namespace gdn::trainer {
@@ -18,6 +20,7 @@ namespace gdn::trainer {
 namespace {
 
 struct RunOptions : CommonOptions {
+  std::string hf, export_hf;
   bool dry_run = false;
 };
 
@@ -83,6 +86,7 @@ int run(const RunOptions& o) {
                     o.device == "auto" ? " (no CUDA device)" : ""));
   if (o.dry_run) return dry_run(o, s, *device, tokens->describe());
 
+  hf::RunWeights weights(s.profile.model, o.hf, o.export_hf);
   Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device));
   session.use(s.setting);
   const Prediction predicted = predict(session.workload(), s.setting, session.program());
@@ -91,10 +95,14 @@ int run(const RunOptions& o) {
   LineLog log(folder / "log.jsonl", false);
   Progress progress;
   Training training(session, s.train, *tokens);
+  weights.load_into(session.parameters());
+  if (!weights.note().empty()) say(weights.note());
   std::vector<StepRecord> steps;
   Ledger::Peak peak;
+  StepProfile timings(session);
   while (!training.finished() && !interrupted()) {
-    steps.push_back(training.step());
+    steps.push_back(training.step(timings.observer()));
+    timings.step_done(steps.back().warm_up && s.train.steps > 1);
     const StepRecord& r = steps.back();
     if (r.result.peak.bytes > peak.bytes) peak = r.result.peak;
     log.write(step_json(r));
@@ -103,8 +111,10 @@ int run(const RunOptions& o) {
   progress.finish();
   if (steps.empty()) throw Error(ErrorCode::Interrupted, "interrupted before the first step was done");
 
+  weights.store_from(session.parameters(), s.profile.run.dtype);
   config::Profile profile = profile_identity(s, *device, session.workload().provider(), "run");
   profile.sets.push_back(measured_set(s, steps, peak, session.arena_bytes()));
+  timings.add_rows(profile.sets.back());
   write_atomically(folder / "profile.yaml", config::to_yaml(profile));
   report::Document d;
   add_heading(d, s, *device, tokens->describe());
@@ -122,6 +132,8 @@ Runner add_run(CLI::App& program) {
   auto* command = program.add_subcommand("run", "train: step lines, a log, a measured profile beside the prediction");
   auto options = std::make_shared<RunOptions>();
   options->add_to(*command);
+  command->add_option("--hf", options->hf, "start from the weights of a Hugging Face checkpoint: a folder with config.json and safetensors");
+  command->add_option("--export-hf", options->export_hf, "leave the weights as a Hugging Face checkpoint in this new folder");
   command->add_flag("--dry-run", options->dry_run, "only print what the step needs; ends 0 when it fits, 3 when it does not");
   return [options] { return run(*options); };
 }

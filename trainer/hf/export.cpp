@@ -58,19 +58,25 @@ std::vector<std::vector<TensorInfo>> split(const std::vector<MappedTensor>& tens
 
 } // namespace
 
+fs::path StagedFolder::staged(const fs::path& folder) { return folder.string() + ".part"; }
+
+void StagedFolder::require_free(const fs::path& folder) {
+  std::error_code error; // what cannot be looked at cannot be created either
+  if (fs::exists(folder, error) && !(fs::is_directory(folder, error) && fs::is_empty(folder, error)))
+    throw Error(ErrorCode::Checkpoint, fmt::format("{}: is there already; a checkpoint is exported to a new folder", folder.string()));
+  if (fs::exists(staged(folder), error))
+    throw Error(ErrorCode::Checkpoint, fmt::format("{}: is there already", staged(folder).string()),
+                "another export is running, or one was killed: then remove the folder");
+}
+
 StagedFolder::StagedFolder(fs::path folder) : folder_(folder.lexically_normal()) {
   if (!folder_.has_filename()) folder_ = folder_.parent_path(); // "dir/"
-  staged_ = folder_.string() + ".part";
+  staged_ = staged(folder_);
+  require_free(folder_);
   std::error_code error;
-  if (fs::exists(folder_, error) && !(fs::is_directory(folder_, error) && fs::is_empty(folder_, error)))
-    throw Error(ErrorCode::Checkpoint, fmt::format("{}: is there already; a checkpoint is exported to a new folder",
-                                                   folder_.string()));
   if (folder_.has_parent_path()) fs::create_directories(folder_.parent_path(), error);
-  const bool created = !error && fs::create_directory(staged_, error);
+  if (!error) fs::create_directory(staged_, error);
   if (error) throw Error(ErrorCode::Io, fmt::format("{}: cannot create it: {}", staged_.string(), error.message()));
-  if (!created)
-    throw Error(ErrorCode::Checkpoint, fmt::format("{}: is there already", staged_.string()),
-                "another export is running, or one was killed: then remove the folder");
 }
 
 StagedFolder::~StagedFolder() {

@@ -31,10 +31,14 @@ public:
   explicit StagedFolder(std::filesystem::path folder);
   StagedFolder(const StagedFolder&) = delete;
   ~StagedFolder();
+  // Throws the same without creating anything.
+  static void require_free(const std::filesystem::path& folder);
   std::filesystem::path operator/(const std::filesystem::path& name) const { return staged_ / name; }
   void commit();
 
 private:
+  static std::filesystem::path staged(const std::filesystem::path& folder);
+
   std::filesystem::path folder_, staged_;
   bool committed_ = false;
 };

@@ -39,6 +39,7 @@ struct Difference {
   double norm = 0;        // L2 of the difference / L2 of the reference
   double allowed = 0;
   bool by_norm = false;   // which of the two is held against `allowed`
+  bool rounding = false;  // `allowed` is what the reference's own rounding leaves of this value
   std::int64_t worst = 0; // flat index of the largest difference, or of the first that is not finite
   double found = 0, expected = 0; // there
 

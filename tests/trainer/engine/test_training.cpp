@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +11,7 @@
 #include "core/error.h"
 #include "fixture.h"
 #include "trainer/data.h"
+#include "trainer/step_profile.h"
 #include "trainer/sweep.h"
 #include "trainer/training.h"
 
@@ -252,6 +254,40 @@ TEST_CASE("sweep: every setting, equal programs once, resumed where it stopped")
   fs::remove_all(folder);
 }
 
+TEST_CASE("what a layer keeps, measured, is what its summary predicts") {
+  for (const char* stack : {"megatron", "native"}) {
+    CpuDevice device;
+    config::Run run = fixture::run();
+    run.stack = stack;
+    Session s(fixture::hybrid(), run, device);
+    s.parameters().initialise(1);
+    const plan::Setting setting = fixture::modules(std::string(stack) == "native" ? std::vector<std::string>{"moe_fc1"}
+                                                                                  : std::vector<std::string>{"gdn_qkv"});
+    s.use(setting);
+    StepProfile profile(s);
+    s.run(fixture::batches(s.model(), run), 0, 0, profile.observer());
+    profile.step_done(false);
+    config::ProfileSet set;
+    profile.add_rows(set);
+    size_t compared = 0;
+    for (const model::Chunk& c : model::chunks_of_rank(s.model().layers(), run.parallel, 0))
+      for (const plan::PlacedUnit& u : s.workload().units(c, setting)) {
+        std::string kind = u.unit->list->name;
+        std::replace(kind.begin(), kind.end(), '.', '+');
+        CAPTURE(kind);
+        const config::ProfileRow* row = set.find("layers." + kind + ".retained_bytes");
+        REQUIRE(row != nullptr);
+        CHECK(static_cast<Bytes>(row->value) == u.unit->summary.retained.total());
+        REQUIRE(set.find("layers." + kind + ".forward_seconds") != nullptr);
+        CHECK(set.find("layers." + kind + ".forward_seconds")->value > 0);
+        ++compared;
+      }
+    CHECK(compared == 5);
+    REQUIRE(set.find("ops.gdn+moe.in_proj.forward_seconds") != nullptr);
+    CHECK(set.find("ops.gdn+moe.in_proj.forward_seconds")->value > 0);
+  }
+}
+
 TEST_CASE("settings with equal programs have equal signatures") {
   const config::Run run = fixture::run(2);
   config::Model model = fixture::hybrid();
@@ -344,7 +380,7 @@ TEST_CASE("exit statuses of the program") {
   CHECK(said("out").find("predicted") != std::string::npos);
   for (const char* file : {"log.jsonl", "config.yaml", "profile.yaml"}) CHECK(fs::exists(folder / file));
   // Ctrl-C: the step is finished, the results are written, 130.
-  const int raw = std::system(fmt::format("timeout --preserve-status -s INT 3 {} run {} --steps 100000 --set seq_length=16 -o {} >{}/out 2>{}/err", program,
+  const int raw = std::system(fmt::format("timeout --foreground --preserve-status -s INT 3 {} run {} --steps 100000 --set seq_length=16 -o {} >{}/out 2>{}/err", program,
                                           example(), folder.string(), folder.string(), folder.string()).c_str());
   CHECK(WEXITSTATUS(raw) == 130);
   CHECK(said("err").find("interrupted after step") != std::string::npos);
