@@ -124,7 +124,6 @@ PassSummary sweep(const UnitTrace& t, int first, int last) {
   }
   PassSummary out;
   out.first_event = first;
-  if (n == 0) out.run.raise(level, 0, first);
   for (size_t e = 0; e < n; ++e) {
     level += start[e];
     const int event = first + static_cast<int>(e);

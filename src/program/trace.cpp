@@ -319,7 +319,7 @@ private:
       if (!hooked_at(n, node)) continue;
       for (TensorId t : span_outputs(list_, span(n.span))) {
         BufferId id = bound(context, t);
-        if (id < 0) continue; // not made in this run
+        if (id < 0 || !made_since(start_, t)) continue; // not made in this run
         int last = buffer(id).last;
         for (const model::Hold& h : list_.holds)
           if (h.kind == model::HoldKind::Frame && same_storage(id, h.tensor)) last = std::max(last, frame_end(h));
