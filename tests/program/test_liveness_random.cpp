@@ -32,8 +32,6 @@ TEST_CASE("trace and levels equal an autograd execution with checkpoints, on ran
     nested += inner;
     groups += group;
   }
-  MESSAGE(executed << " executed, " << refused << " refused, " << replayed << " with replays, " << nested << " nested, " << groups
-                   << " grouped, " << views << " with views");
   // The generator must keep reaching what the comparison is about.
   CHECK(executed >= 4000);
   CHECK(refused >= 500);
