@@ -11,9 +11,9 @@ namespace gdn::kernels {
 void check_cuda(cudaError_t status, const char* expression, std::source_location where) {
   if (status == cudaSuccess) return;
   cudaGetLastError();
-  throw Error(ErrorCode::Cuda, fmt::format("{} failed at {}:{}: {} ({})", expression,
-                                           where.file_name(), where.line(),
-                                           cudaGetErrorString(status), cudaGetErrorName(status)));
+  throw Error(ErrorCode::Cuda,
+              fmt::format("{} failed at {}:{}: {} ({})", expression, where.file_name(),
+                          where.line(), cudaGetErrorString(status), cudaGetErrorName(status)));
 }
 
 void check_launch(const char* kernel, std::source_location where) {

@@ -6,13 +6,13 @@
 
 namespace gdn::kernels {
 
-// Throws Error{Cuda} with the expression, the place and CUDA's own words; clears a non-sticky error.
+// Throws Error{Cuda} with the expression, the place and CUDA's own words; clears a non-sticky
+// error.
 void check_cuda(cudaError_t status, const char* expression,
                 std::source_location where = std::source_location::current());
 
 // Throws Error{Cuda} if the launch just made was refused (too much shared memory, empty grid, ...).
-void check_launch(const char* kernel,
-                  std::source_location where = std::source_location::current());
+void check_launch(const char* kernel, std::source_location where = std::source_location::current());
 
 // For destructors: prints to stderr instead of throwing.
 void check_cuda_nothrow(cudaError_t status, const char* expression) noexcept;

@@ -5,7 +5,8 @@ struct CUstream_st; // cudaStream_t is CUstream_st*
 
 namespace gdn::kernels {
 
-// A bfloat16 value in memory; host code moves and converts it, device code reads it as __nv_bfloat16.
+// A bfloat16 value in memory; host code moves and converts it, device code reads it as
+// __nv_bfloat16.
 struct Bf16 {
   std::uint16_t bits;
 };
@@ -14,8 +15,9 @@ struct Bf16 {
 // every one of them can be captured in a CUDA graph.
 struct LaunchContext {
   CUstream_st* stream = nullptr;
-  int sm_count = 132;         // multiprocessors of the device, sizes persistent grids
-  void* scratch = nullptr;    // device memory, 1024-byte aligned, of the launcher's ..._scratch() bytes
+  int sm_count = 132; // multiprocessors of the device, sizes persistent grids
+  void* scratch =
+      nullptr; // device memory, 1024-byte aligned, of the launcher's ..._scratch() bytes
   std::int64_t scratch_bytes = 0;
 };
 

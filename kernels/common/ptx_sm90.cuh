@@ -25,7 +25,9 @@ __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
   return r;
 }
-__device__ __forceinline__ float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float bf16_low(std::uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
 __device__ __forceinline__ float bf16_high(std::uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
 }
@@ -121,9 +123,6 @@ __device__ __forceinline__ void fence_async_proxy() {
 
 // --- copy engine ----------------------------------------------------------------------------
 
-__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
 // One box of a 3-D tensor map (column, head, token) into shared memory.
 __device__ __forceinline__ void load_box(void* dst, const CUtensorMap* map, std::uint64_t* bar,
                                          int column, int head, int token) {
@@ -161,13 +160,7 @@ __device__ __forceinline__ void store_wait() {
 
 // --- matrix fragments -----------------------------------------------------------------------
 
-// Four 8x8 bf16 matrices; lanes 8i..8i+7 give the row addresses of matrix i, register i receives it.
-__device__ __forceinline__ void load_matrix(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
+// Four 8x8 bf16 matrices; lanes 8i..8i+7 give the row addresses of matrix i, which is register i.
 __device__ __forceinline__ void load_matrix_transposed(std::uint32_t (&r)[4],
                                                        std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -184,10 +177,10 @@ __device__ __forceinline__ void store_matrix(std::uint32_t address, std::uint32_
 __device__ __forceinline__ void store_matrix_transposed(std::uint32_t address, std::uint32_t a,
                                                         std::uint32_t b, std::uint32_t c,
                                                         std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                   address),
-               "r"(a), "r"(b), "r"(c), "r"(d)
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 
 // d += a b for one 16x8 tile with k = 8, tf32 operands given as fp32 bits (low 13 bits ignored).

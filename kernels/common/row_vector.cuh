@@ -103,8 +103,6 @@ __device__ __forceinline__ float sigmoid(float x) {
   return x >= 0.0f ? __fdividef(1.0f, 1.0f + e) : __fdividef(e, 1.0f + e);
 }
 
-__device__ __forceinline__ float softplus(float x) {
-  return x > 20.0f ? x : log1pf(expf(x));
-}
+__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 } // namespace gdn::kernels

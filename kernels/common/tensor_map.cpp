@@ -28,7 +28,8 @@ void require(bool ok, const TokenTensor& t, std::string_view what, std::int64_t 
   if (!ok)
     throw Error(ErrorCode::Usage,
                 fmt::format("{}: {} {} is not supported: address and strides must be multiples of "
-                            "16 bytes", t.name, what, value));
+                            "16 bytes",
+                            t.name, what, value));
 }
 
 } // namespace
@@ -51,10 +52,12 @@ CUtensorMap make_tile_map(const TokenTensor& t) {
                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
-    throw Error(ErrorCode::Cuda,
-                fmt::format("{}: the driver refused a tensor map of {} tokens x {} heads x {}, strides "
-                            "{} and {} (error {})", t.name, t.tokens, t.heads, t.width,
-                            t.token_stride, t.head_stride, static_cast<int>(status)));
+    throw Error(
+        ErrorCode::Cuda,
+        fmt::format("{}: the driver refused a tensor map of {} tokens x {} heads x {}, strides "
+                    "{} and {} (error {})",
+                    t.name, t.tokens, t.heads, t.width, t.token_stride, t.head_stride,
+                    static_cast<int>(status)));
   return map;
 }
 

@@ -59,13 +59,15 @@ __global__ void gdn_chunk_rows_kernel(GdnChunkTableParams p, std::int64_t capaci
       const std::int64_t middle = (low + high) / 2;
       (offsets[middle] <= c ? low : high) = middle;
     }
-    const std::int32_t first = boundary(p, low) + static_cast<std::int32_t>(c - offsets[low]) * kChunk;
+    const std::int32_t first =
+        boundary(p, low) + static_cast<std::int32_t>(c - offsets[low]) * kChunk;
     chunk = {static_cast<std::int32_t>(low), first, min(kChunk, boundary(p, low + 1) - first),
              GdnChunk::kTokens};
   } else if (c < offsets[p.sequences + 1]) {
-    const std::int32_t first = boundary(p, p.sequences) +
-                               static_cast<std::int32_t>(c - offsets[p.sequences]) * kChunk;
-    chunk = {0, first, min(kChunk, static_cast<std::int32_t>(p.tokens) - first), GdnChunk::kPadding};
+    const std::int32_t first =
+        boundary(p, p.sequences) + static_cast<std::int32_t>(c - offsets[p.sequences]) * kChunk;
+    chunk = {0, first, min(kChunk, static_cast<std::int32_t>(p.tokens) - first),
+             GdnChunk::kPadding};
   }
   p.table.chunks[c] = chunk;
 }

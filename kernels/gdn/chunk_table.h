@@ -5,11 +5,11 @@ namespace gdn::kernels {
 
 // cu_seqlens -> the work list that the rule's kernels walk. Needs no host copy of the lengths.
 struct GdnChunkTableParams {
-  const void* cu_seqlens;     // [sequences + 1], ascending from 0, at most `tokens`
-  bool cu_seqlens_int64;      // else int32
+  const void* cu_seqlens; // [sequences + 1], ascending from 0, at most `tokens`
+  bool cu_seqlens_int64;  // else int32
   std::int64_t tokens;
   std::int64_t sequences;
-  GdnChunkTable table;        // out
+  GdnChunkTable table; // out
 };
 
 // Bytes of a chunk table in one buffer, and its three parts inside that buffer (16-byte aligned).

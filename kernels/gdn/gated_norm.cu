@@ -27,7 +27,7 @@ struct Place {
 
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
-gated_norm_forward_kernel(const __grid_constant__ GatedNormForwardParams p, bool vector) {
+    gated_norm_forward_kernel(const __grid_constant__ GatedNormForwardParams p, bool vector) {
   const GatedNormInputs& in = p.in;
   const std::int64_t index =
       blockIdx.x * static_cast<std::int64_t>(kThreads / kLanes) + threadIdx.x / kLanes;
@@ -49,8 +49,8 @@ gated_norm_forward_kernel(const __grid_constant__ GatedNormForwardParams p, bool
 
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
-gated_norm_backward_kernel(const __grid_constant__ GatedNormBackwardParams p, float* parts,
-                           bool vector, bool out_vector) {
+    gated_norm_backward_kernel(const __grid_constant__ GatedNormBackwardParams p, float* parts,
+                               bool vector, bool out_vector) {
   __shared__ float sums[kThreads / kLanes][kLanes * 8];
   const GatedNormInputs& in = p.in;
   const std::int64_t rows = in.tokens * in.heads;
@@ -102,7 +102,7 @@ gated_norm_backward_kernel(const __grid_constant__ GatedNormBackwardParams p, fl
 
 // Second stage: a block per column; 256 strided sums, then a tree.
 __global__ void __launch_bounds__(256)
-gated_norm_weight_kernel(const float* parts, int count, int width, float* d_weight) {
+    gated_norm_weight_kernel(const float* parts, int count, int width, float* d_weight) {
   __shared__ double sums[256];
   double sum = 0;
   for (int part = threadIdx.x; part < count; part += 256)
@@ -136,8 +136,8 @@ void gated_norm_backward(const GatedNormBackwardParams& p, const LaunchContext& 
   if (in.tokens == 0) return;
   const auto parts = static_cast<int>(gated_norm_parts(in.tokens, in.heads));
   auto* sums = static_cast<float*>(context.scratch);
-  const auto kernel = in.width <= 128 ? gated_norm_backward_kernel<16>
-                                      : gated_norm_backward_kernel<32>;
+  const auto kernel =
+      in.width <= 128 ? gated_norm_backward_kernel<16> : gated_norm_backward_kernel<32>;
   kernel<<<static_cast<unsigned>(parts), kThreads, 0, context.stream>>>(
       p, sums, vector_rows(in.z, in.z_stride, 8), vector_rows(p.dz, p.dz_stride, 8));
   check_launch("gated_norm_backward_kernel");

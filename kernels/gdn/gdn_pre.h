@@ -3,17 +3,17 @@
 
 namespace gdn::kernels {
 
-// Everything between the projection and the rule in one pass: causal depthwise conv of width 4 + SiLU,
-// split into q, k, v, L2 norm of q and k, gates. The projection's columns may be slices of wider rows:
-// strides in elements, columns contiguous. Channels: q (key_heads x key_dim), k, v.
+// Everything between the projection and the rule in one pass: causal depthwise conv of width 4 +
+// SiLU, split into q, k, v, L2 norm of q and k, gates. The projection's columns may be slices of
+// wider rows: strides in elements, columns contiguous. Channels: q (key_heads x key_dim), k, v.
 struct GdnPreInputs {
   GdnShape shape;
   GdnChunkTable table;
-  const Bf16* qkv = nullptr;         // [tokens, channels]
+  const Bf16* qkv = nullptr; // [tokens, channels]
   std::int64_t qkv_stride = 0;
   const Bf16* beta_logits = nullptr; // [tokens, value_heads]
   std::int64_t beta_stride = 0;
-  const Bf16* alpha = nullptr;       // [tokens, value_heads]
+  const Bf16* alpha = nullptr; // [tokens, value_heads]
   std::int64_t alpha_stride = 0;
   const Bf16* conv_weight = nullptr; // [channels, 4], last tap is the current token
   const Bf16* conv_bias = nullptr;   // [channels] or null
@@ -21,7 +21,7 @@ struct GdnPreInputs {
   const float* dt_bias = nullptr;    // [value_heads]
   bool normalise = true;             // q, k divided by (|x|^2 + epsilon)^(1/2)
   float epsilon = 1e-6f;
-  bool double_beta = false;          // beta in (0, 2)
+  bool double_beta = false; // beta in (0, 2)
 };
 
 constexpr std::int64_t gdn_channels(const GdnShape& s) {
@@ -38,8 +38,8 @@ struct GdnPreForwardParams {
 };
 void gdn_pre_forward(const GdnPreForwardParams& params, const LaunchContext& context);
 
-// Recomputes what it needs from the projection, row by row. Input gradients are written (rows past the
-// last sequence as zero), parameter gradients are added to, in fixed order.
+// Recomputes what it needs from the projection, row by row. Input gradients are written (rows past
+// the last sequence as zero), parameter gradients are added to, in fixed order.
 struct GdnPreBackwardParams {
   GdnPreInputs in;
   const Bf16 *dq = nullptr, *dk = nullptr, *dv = nullptr; // contiguous, as the forward's outputs
@@ -50,10 +50,10 @@ struct GdnPreBackwardParams {
   std::int64_t d_beta_stride = 0;
   Bf16* d_alpha = nullptr;
   std::int64_t d_alpha_stride = 0;
-  float* d_conv_weight = nullptr;  // [channels, 4]
-  float* d_conv_bias = nullptr;    // [channels] or null
-  float* d_a_log = nullptr;        // [value_heads]
-  float* d_dt_bias = nullptr;      // [value_heads]
+  float* d_conv_weight = nullptr; // [channels, 4]
+  float* d_conv_bias = nullptr;   // [channels] or null
+  float* d_a_log = nullptr;       // [value_heads]
+  float* d_dt_bias = nullptr;     // [value_heads]
 };
 void gdn_pre_backward(const GdnPreBackwardParams& params, const LaunchContext& context);
 

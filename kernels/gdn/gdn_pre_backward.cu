@@ -1,7 +1,7 @@
-// Front end, backward. One CTA per (8 chunks, head), a warp per chunk in turn: it walks the chunk's rows and
-// the three behind them with a block of rows in flight. Pre-activation, SiLU and norm again from the projection,
-// their gradient, and the gradient of the row three back once its four contributions are known. Tap
-// sums stay in registers over a warp's chunks.
+// Front end, backward. One CTA per (8 chunks, head), a warp per chunk in turn: it walks the chunk's
+// rows and the three behind them with a block of rows in flight. Pre-activation, SiLU and norm
+// again from the projection, their gradient, and the gradient of the row three back once its four
+// contributions are known. Tap sums stay in registers over a warp's chunks.
 #include "kernels/common/check.h"
 #include "kernels/gdn/pre_rows.cuh"
 #include "kernels/gdn/rule_sizes.h"
@@ -12,13 +12,14 @@ namespace {
 constexpr int kSums = 5; // four taps and the bias, per channel
 
 struct Scratch {
-  float* taps;  // [parts, channels, kSums]
-  float* gates; // [parts, value_heads, 2]
+  float* taps;                            // [parts, channels, kSums]
+  float* gates;                           // [parts, value_heads, 2]
   std::int64_t parts, channels, capacity; // capacity: rows of the chunk table
 };
 
 // A warp per value head: 32 tokens a step.
-__device__ void backward_gates(const GdnPreBackwardParams& p, std::int64_t part, const Scratch& scratch) {
+__device__ void backward_gates(const GdnPreBackwardParams& p, std::int64_t part,
+                               const Scratch& scratch) {
   const GdnPreInputs& in = p.in;
   const int hv = in.shape.value_heads, lane = threadIdx.x % 32;
   for (int head = threadIdx.x / 32; head < hv; head += kPreWarps) {
@@ -34,7 +35,8 @@ __device__ void backward_gates(const GdnPreBackwardParams& p, std::int64_t part,
         float d_alpha = 0.0f, d_logit = 0.0f;
         if (chunk.kind == GdnChunk::kTokens) {
           const float x = RowVector<4>::widen(in.alpha[token * in.alpha_stride + head].bits) + bias;
-          const float logit = RowVector<4>::widen(in.beta_logits[token * in.beta_stride + head].bits);
+          const float logit =
+              RowVector<4>::widen(in.beta_logits[token * in.beta_stride + head].bits);
           d_alpha = -rate * sigmoid(x) * p.dg[at];
           d_logit = (in.double_beta ? 2.0f : 1.0f) * p.dbeta[at] * sigmoid(logit) * sigmoid(-logit);
           sum_a += -rate * softplus(x) * p.dg[at];
@@ -55,8 +57,8 @@ __device__ void backward_gates(const GdnPreBackwardParams& p, std::int64_t part,
 
 template <int kValues>
 __global__ void __launch_bounds__(kPreThreads, kValues == 4 ? 4 : 1)
-gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int units, Scratch scratch,
-                        bool vector, bool out_vector) {
+    gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int units,
+                            Scratch scratch, bool vector, bool out_vector) {
   __shared__ float sums[kPreWarps][32 * kValues * kSums];
   const GdnPreInputs& in = p.in;
   const std::int64_t part = blockIdx.x / units;
@@ -90,8 +92,10 @@ gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int unit
       continue;
     }
     const Bf16* const x = in.qkv + chunk.first_token * in.qkv_stride + unit.channel + column;
-    const Bf16* const dy = d_base + (static_cast<std::int64_t>(chunk.first_token) * unit.heads +
-                                     unit.head) * unit.width + column;
+    const Bf16* const dy =
+        d_base +
+        (static_cast<std::int64_t>(chunk.first_token) * unit.heads + unit.head) * unit.width +
+        column;
     const int limit = min(at.limit, chunk.rows + 3);
     auto load_x = [&](int row) {
       return active && row < limit && (row >= 0 || !at.first)
@@ -102,7 +106,8 @@ gdn_pre_backward_kernel(const __grid_constant__ GdnPreBackwardParams p, int unit
       return active && row < limit ? Raw::load(dy + row * d_stride, true) : Raw::zero();
     };
     Vector w0(load_x(-3)), w1(load_x(-2)), w2(load_x(-1));
-    Vector d0 = Vector::zero(), d1 = d0, d2 = d0; // gradients of the pre-activation, three rows back
+    Vector d0 = Vector::zero(), d1 = d0,
+           d2 = d0; // gradients of the pre-activation, three rows back
     Raw next_x[kPreBlock], next_dy[kPreBlock];
 #pragma unroll
     for (int i = 0; i < kPreBlock; ++i) {

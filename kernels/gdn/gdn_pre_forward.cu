@@ -1,5 +1,6 @@
-// Front end, forward. A warp walks the rows of one (chunk, head) with a window of four rows in registers and
-// a block of rows in flight; a row's norm is a sum over the warp. The gates are one more head.
+// Front end, forward. A warp walks the rows of one (chunk, head) with a window of four rows in
+// registers and a block of rows in flight; a row's norm is a sum over the warp. The gates are one
+// more head.
 #include "kernels/common/check.h"
 #include "kernels/gdn/pre_rows.cuh"
 #include "kernels/gdn/rule_sizes.h"
@@ -26,8 +27,8 @@ __device__ void forward_gates(const GdnPreForwardParams& p, const GdnChunk& chun
 
 template <int kValues>
 __global__ void __launch_bounds__(kPreThreads)
-gdn_pre_forward_kernel(const __grid_constant__ GdnPreForwardParams p, int units,
-                       std::int64_t capacity, bool vector) {
+    gdn_pre_forward_kernel(const __grid_constant__ GdnPreForwardParams p, int units,
+                           std::int64_t capacity, bool vector) {
   const GdnPreInputs& in = p.in;
   const int lane = threadIdx.x % 32;
   const std::int64_t index = blockIdx.x / units * kPreWarps + threadIdx.x / 32;
@@ -43,13 +44,15 @@ gdn_pre_forward_kernel(const __grid_constant__ GdnPreForwardParams p, int units,
   const int column = lane * kValues;
   const bool active = column < unit.width;
   Bf16* const base = unit.kind == PreUnit::kQuery ? p.q : unit.kind == PreUnit::kKey ? p.k : p.v;
-  Bf16* const out = base + (static_cast<std::int64_t>(chunk.first_token) * unit.heads + unit.head) *
-                               unit.width + column;
+  Bf16* const out =
+      base + (static_cast<std::int64_t>(chunk.first_token) * unit.heads + unit.head) * unit.width +
+      column;
   const std::int64_t stride = static_cast<std::int64_t>(unit.heads) * unit.width;
   using Raw = RawVector<kValues>;
   using Vector = RowVector<kValues>;
   if (chunk.kind == GdnChunk::kPadding) {
-    for (int row = 0; row < chunk.rows && active; ++row) Vector::zero().store(out + row * stride, true);
+    for (int row = 0; row < chunk.rows && active; ++row)
+      Vector::zero().store(out + row * stride, true);
     return;
   }
   const Bf16* const x = in.qkv + chunk.first_token * in.qkv_stride + unit.channel + column;

@@ -1,19 +1,19 @@
-// Chunk-parallel gradients, after both scans: everything but the states' own chain. Persistent CTAs walk
-// (chunk, key head) items; the value heads of a key head follow each other and dq, dk stay in
+// Chunk-parallel gradients, after both scans: everything but the states' own chain. Persistent CTAs
+// walk (chunk, key head) items; the value heads of a key head follow each other and dq, dk stay in
 // registers meanwhile. Two math warpgroups own one half of the key columns each; the 64x64 products
 // are divided between them (dO Z^T and E Z^T) and exchanged through shared memory as bf16.
 //
 //   D_ij = s rho_q,i rho_k,j Lambda_ij beta_j (dO_i . Z_j)          i >= j
-//   F_ij = - rho_k,i rho_k,j Lambda_ij beta_i beta_j (E_i . Z_j)    i > j        dbeta_i = E_i . Z_i
-//   dq   = H1 + D k              H1 = (s rho_q e^gamma) dO S^T
-//   dk   = H2 + H3 + D^T q + (F + F^T) k
+//   F_ij = - rho_k,i rho_k,j Lambda_ij beta_i beta_j (E_i . Z_j)    i > j        dbeta_i = E_i .
+//   Z_i dq   = H1 + D k              H1 = (s rho_q e^gamma) dO S^T dk   = H2 + H3 + D^T q + (F +
+//   F^T) k
 //                                H2 = -(rho_k e^gamma beta) E S^T
 //                                H3 = (rho_k e^(gamma_last-gamma) beta) Z dS^T
 //   y_i  = q_i . H1_i + k_i . H2_i     z_i = k_i . H3_i     W = D * (q k^T) + F * (k k^T)  (i > j)
 //   dg_t = e^gamma_last <S, dS> + sum_{i>=t} y_i + sum_{i<t} z_i + sum_{i>=t>j} W_ij
 //   dv   = beta E
-// q and k are the raw rows; the norms sit in the factors, and the gradient of the norm is applied once
-// per key head at the end.
+// q and k are the raw rows; the norms sit in the factors, and the gradient of the norm is applied
+// once per key head at the end.
 #include <cstddef>
 
 #include "kernels/common/check.h"
@@ -41,11 +41,11 @@ struct Layout {
     char e[kStages][kTiles * kTileBytes];
     char d_o[kStages][kTiles * kTileBytes];
     float factors[kStages][kFactors][kChunk];
-    float w[2][8][kChunk];         // partial sums over rows of W, per warp; double buffered over heads
-    float y[2][2][kChunk];         // per warpgroup
+    float w[2][8][kChunk]; // partial sums over rows of W, per warp; double buffered over heads
+    float y[2][2][kChunk]; // per warpgroup
     float z_dot[2][2][kChunk];
-    float c[2][8];                 // per warp
-    float norm_dot[2][2][kChunk];  // q, k; per warpgroup
+    float c[2][8];                // per warp
+    float norm_dot[2][2][kChunk]; // q, k; per warpgroup
     std::uint64_t keys_full, keys_empty, states_full, states_empty;
     std::uint64_t rows_full[kStages], rows_empty[kStages];
   };
@@ -101,7 +101,8 @@ __device__ __forceinline__ void token_product(float (&d)[32], std::uint32_t left
   }
 }
 
-// d (64 tokens x 64 keys) = left (tokens x values) times one key half of a stored state (values x keys).
+// d (64 tokens x 64 keys) = left (tokens x values) times one key half of a stored state (values x
+// keys).
 template <int kTiles>
 __device__ __forceinline__ void state_product(float (&d)[32], std::uint32_t left,
                                               std::uint32_t state) {
@@ -128,8 +129,8 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// One step of a sum over lanes that also divides the columns among them: lanes with bit `kMask` keep
-// the upper half of v[0 .. 2 kCount), the others the lower half.
+// One step of a sum over lanes that also divides the columns among them: lanes with bit `kMask`
+// keep the upper half of v[0 .. 2 kCount), the others the lower half.
 template <int kCount, int kMask>
 __device__ __forceinline__ void add_and_halve(float (&v)[16], int lane) {
   const bool upper = lane & kMask;
@@ -224,7 +225,8 @@ __device__ __forceinline__ float state_dot(const char* state, const char* d_stat
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) {
-    const int offset = (i / 4) * kStateBytes + half * kTileBytes + (i % 4 * kWarpgroup + thread) * 16;
+    const int offset =
+        (i / 4) * kStateBytes + half * kTileBytes + (i % 4 * kWarpgroup + thread) * 16;
     const uint4 x = *reinterpret_cast<const uint4*>(state + offset);
     const uint4 y = *reinterpret_cast<const uint4*>(d_state + offset);
     const std::uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
@@ -240,7 +242,8 @@ __device__ __forceinline__ float state_dot(const char* state, const char* d_stat
 // dv rows = beta * E rows, for the value tiles of this warpgroup.
 template <int kTiles>
 __device__ __forceinline__ void write_dv(const RuleArgs& a, const char* e, const float* beta,
-                                         const GdnChunk& chunk, int value_head, int me, int thread) {
+                                         const GdnChunk& chunk, int value_head, int me,
+                                         int thread) {
   for (int tile = me; tile < kTiles; tile += 2)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -287,8 +290,8 @@ __device__ __forceinline__ void write_dg(const RuleArgs& a, const float (*w)[kCh
     state += c[warp];
   }
   state *= decay;
-  const std::int64_t at = (static_cast<std::int64_t>(chunk.first_token) + t) * a.value_heads +
-                          value_head;
+  const std::int64_t at =
+      (static_cast<std::int64_t>(chunk.first_token) + t) * a.value_heads + value_head;
   if (t < chunk.rows) a.dg[at] = state + suffix + before + w0;
   if (t + 1 < chunk.rows) a.dg[at + a.value_heads] = state + (y1 + later) + (before + z0) + w1;
 }
@@ -323,7 +326,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
   const Lane at;
   const int me = threadIdx.x / kWarpgroup; // math warpgroup, also its half of the key columns
   const int thread = threadIdx.x % kWarpgroup;
-  const int warp = threadIdx.x / 32;       // 0..7
+  const int warp = threadIdx.x / 32;                      // 0..7
   constexpr std::uint32_t kRowsWord = kTiles * kNextTile; // between the stages of Z, E, dO
   using Shared = typename L::Shared;
   const std::uint32_t base = descriptor(smem_address(&s));
@@ -347,7 +350,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
 
     float raw[32]; // q k^T in warpgroup 0, k k^T in warpgroup 1
     products_begin();
-    token_product<kKeyTiles>(raw, base + (me == 0 ? GDN_TILES(q) : GDN_TILES(k)), base + GDN_TILES(k));
+    token_product<kKeyTiles>(raw, base + (me == 0 ? GDN_TILES(q) : GDN_TILES(k)),
+                             base + GDN_TILES(k));
     products_commit();
     float dq[32] = {}, dk[32] = {};
     products_wait<0>(raw);
@@ -384,7 +388,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
 #pragma unroll
         for (int n = 0; n < 8; ++n)
           if (n / 2 == at.warp)
-            diagonal[n % 2] = at.g % 2 == 0 ? mixed[4 * n + 2 * (n % 2)] : mixed[4 * n + 2 * (n % 2) + 1];
+            diagonal[n % 2] =
+                at.g % 2 == 0 ? mixed[4 * n + 2 * (n % 2)] : mixed[4 * n + 2 * (n % 2) + 1];
         const std::int64_t out =
             (static_cast<std::int64_t>(chunk.first_token) + at.row()) * a.value_heads + value_head;
         if (holds_diagonal && at.row() < chunk.rows) a.dbeta[out] = diagonal[0];
@@ -400,7 +405,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
           left[x] = me == 0 ? a.scale * factors[kQueryNorm][row]
                             : -factors[kKeyNorm][row] * factors[kBeta][row];
         }
-        const int above = at.row() - 2 * at.t - me; // of element (n, x, y): above + 8 x - 8 n - y >= 0
+        const int above =
+            at.row() - 2 * at.t - me; // of element (n, x, y): above + 8 x - 8 n - y >= 0
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
           const int j = 8 * n + 2 * at.t;
@@ -476,14 +482,15 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
       mix_product<Contract::kAcrossRows>(dk, tiles + GDN_TILES(f), tiles + half + GDN_TILES(k));
       products_commit();
       if (warp == 0)
-        write_dg(a, s.w[buffer], s.y[buffer], s.z_dot[buffer], s.c[buffer], decay, chunk, value_head,
-                 at.lane);
+        write_dg(a, s.w[buffer], s.y[buffer], s.z_dot[buffer], s.c[buffer], decay, chunk,
+                 value_head, at.lane);
       products_wait<0>(dq, dk);
     }
 
     // Norm and output of dq, dk; rho is that of any value head of the key head.
-    const float* rho = a.factors + ((item / a.key_heads) * a.value_heads + key_head * a.group) *
-                                       kFactors * kChunk + at.row();
+    const float* rho =
+        a.factors +
+        ((item / a.key_heads) * a.value_heads + key_head * a.group) * kFactors * kChunk + at.row();
     const float rho_q[2] = {rho[kQueryNorm * kChunk], rho[kQueryNorm * kChunk + 8]};
     const float rho_k[2] = {rho[kKeyNorm * kChunk], rho[kKeyNorm * kChunk + 8]};
     if (a.l2_norm) {
@@ -511,8 +518,9 @@ __device__ void compute(const RuleArgs& a, typename Layout<kTiles>::Shared& s) {
     finish_rows(dq, own_q, rho_q, s.norm_dot[0], a.l2_norm, at, kOwnBarrier + me);
     finish_rows(dk, own_k, rho_k, s.norm_dot[1], a.l2_norm, at, kOwnBarrier + me);
     named_barrier(kOwnBarrier + me, kWarpgroup);
-    const std::int64_t first = (static_cast<std::int64_t>(chunk.first_token) * a.key_heads + key_head) *
-                                   a.key_dim + 64 * me;
+    const std::int64_t first =
+        (static_cast<std::int64_t>(chunk.first_token) * a.key_heads + key_head) * a.key_dim +
+        64 * me;
     const std::int64_t stride = static_cast<std::int64_t>(a.key_heads) * a.key_dim;
     write_rows(a.dq + first, stride, own_q, chunk.rows, a.key_dim - 64 * me);
     write_rows(a.dk + first, stride, own_k, chunk.rows, a.key_dim - 64 * me);
@@ -547,7 +555,7 @@ __device__ void zero_padding(const RuleArgs& a) {
 
 template <int kTiles>
 __global__ void __launch_bounds__(kThreads, 1)
-gdn_gradients_kernel(const __grid_constant__ RuleArgs a) {
+    gdn_gradients_kernel(const __grid_constant__ RuleArgs a) {
   using L = Layout<kTiles>;
   extern __shared__ __align__(1024) char raw[];
   auto& s = *reinterpret_cast<typename L::Shared*>(raw);

@@ -5,9 +5,9 @@
 
 namespace gdn::kernels {
 
-inline constexpr int kPreWarps = 4;             // a warp walks the rows of one (chunk, head)
+inline constexpr int kPreWarps = 4; // a warp walks the rows of one (chunk, head)
 inline constexpr int kPreThreads = 32 * kPreWarps;
-inline constexpr int kPreBlock = 4;             // rows loaded ahead
+inline constexpr int kPreBlock = 4; // rows loaded ahead
 
 // One head of q, k or v, or the gates (the unit after the last head).
 struct PreUnit {
@@ -28,8 +28,8 @@ struct PreUnit {
 // Rows around a chunk that belong to its sequence.
 struct PreChunk {
   GdnChunk chunk;
-  bool first;  // nothing before it
-  int limit;   // rows from its first token to the end of the sequence, at most 128; 0 if unused
+  bool first; // nothing before it
+  int limit;  // rows from its first token to the end of the sequence, at most 128; 0 if unused
   __device__ PreChunk(const GdnChunkTable& table, std::int64_t index) {
     chunk = table.chunks[index];
     first = true; // of padding and unused entries too
@@ -49,7 +49,8 @@ struct PreTaps {
     for (int i = 0; i < kValues; ++i) {
 #pragma unroll
       for (int tap = 0; tap < 4; ++tap)
-        w[i][tap] = active ? RowVector<4>::widen(in.conv_weight[(channel + i) * 4 + tap].bits) : 0.0f;
+        w[i][tap] =
+            active ? RowVector<4>::widen(in.conv_weight[(channel + i) * 4 + tap].bits) : 0.0f;
       bias[i] = active && in.conv_bias != nullptr
                     ? RowVector<4>::widen(in.conv_bias[channel + i].bits)
                     : 0.0f;

@@ -1,10 +1,10 @@
 // Chunk-parallel preparation: log decay inside the chunk, inverse norms of q and k, the factors of
-// every row, the intra-chunk attention P and the triangular matrix N. One CTA per (chunk, key head);
-// K K^T and Q K^T are shared by the value heads of the key head.
+// every row, the intra-chunk attention P and the triangular matrix N. One CTA per (chunk, key
+// head); K K^T and Q K^T are shared by the value heads of the key head.
 //
-// N solves (I + A B) N = A with A = stril(K K^T): T = (I + B A)^-1 = I - B N. The solve sees no decay;
-// N is multiplied by Lambda when stored. 16x16 diagonal blocks are solved row by row in fp32 and
-// merged by block forward substitution with tf32 products split in three (about fp32 accuracy).
+// N solves (I + A B) N = A with A = stril(K K^T): T = (I + B A)^-1 = I - B N. The solve sees no
+// decay; N is multiplied by Lambda when stored. 16x16 diagonal blocks are solved row by row in fp32
+// and merged by block forward substitution with tf32 products split in three (about fp32 accuracy).
 #include "kernels/common/check.h"
 #include "kernels/gdn/rule_kernels.h"
 #include "kernels/gdn/rule_tiles.cuh"
@@ -12,8 +12,8 @@
 namespace gdn::kernels {
 namespace {
 
-constexpr int kPitch = 72;             // floats per row of A: 8-byte fragment reads without conflicts
-constexpr int kBlockPitch = 24;        // floats per row of a diagonal block of N
+constexpr int kPitch = 72;      // floats per row of A: 8-byte fragment reads without conflicts
+constexpr int kBlockPitch = 24; // floats per row of a diagonal block of N
 constexpr int kBlockStride = 16 * kBlockPitch + 16;
 
 struct Shared {
@@ -23,12 +23,12 @@ struct Shared {
       char k[kKeyTiles * kTileBytes];
     };
     struct {
-      float a[kChunk * kPitch];        // after the products: stril(K K^T), norms applied
+      float a[kChunk * kPitch]; // after the products: stril(K K^T), norms applied
       alignas(1024) char n0[kTileBytes];
     };
   };
   union {
-    char p[kTileBytes];                // rows on their way out, 16 per warp
+    char p[kTileBytes]; // rows on their way out, 16 per warp
     char n1[kTileBytes];
   };
   float diagonal[2][4][kBlockStride];
@@ -150,7 +150,8 @@ __device__ __forceinline__ void merge_column(const Shared& s, std::uint32_t tile
   }
 }
 
-// Decay and write strength of two rows of one value head, one warp a head; fetched ahead of their use.
+// Decay and write strength of two rows of one value head, one warp a head; fetched ahead of their
+// use.
 struct Gates {
   float decay[2], beta[2]; // decay: g, or its prefix sum as saved
 };
@@ -172,8 +173,8 @@ __device__ __forceinline__ Gates fetch_gates(const RuleArgs& a, int head, const 
   return gates;
 }
 
-__device__ __forceinline__ void place_gates(const RuleArgs& a, Shared& s, const Gates& gates, int slot,
-                                            int head, const GdnChunk& chunk, int lane) {
+__device__ __forceinline__ void place_gates(const RuleArgs& a, Shared& s, const Gates& gates,
+                                            int slot, int head, const GdnChunk& chunk, int lane) {
   const int i = 2 * lane;
   float gamma0 = gates.decay[0], gamma1 = gates.decay[1];
   if (a.gamma == nullptr) { // inclusive prefix sum
@@ -187,7 +188,8 @@ __device__ __forceinline__ void place_gates(const RuleArgs& a, Shared& s, const 
     if (lane > 0) gamma0 += before;
   }
   if (a.gamma_out != nullptr) {
-    const std::int64_t at = (static_cast<std::int64_t>(chunk.first_token) + i) * a.value_heads + head;
+    const std::int64_t at =
+        (static_cast<std::int64_t>(chunk.first_token) + i) * a.value_heads + head;
     if (i < chunk.rows) a.gamma_out[at] = gamma0;
     if (i + 1 < chunk.rows) a.gamma_out[at + a.value_heads] = gamma1;
   }
@@ -201,7 +203,8 @@ __device__ __forceinline__ float inverse_norm(const char* tiles, int row, int ha
   float sum = 0.0f;
 #pragma unroll
   for (int piece = 0; piece < 8; ++piece) {
-    const uint4 x = *reinterpret_cast<const uint4*>(tiles + half * kTileBytes + in_tile(row, piece));
+    const uint4 x =
+        *reinterpret_cast<const uint4*>(tiles + half * kTileBytes + in_tile(row, piece));
     const std::uint32_t words[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
@@ -224,7 +227,8 @@ __device__ void zero_padding(const RuleArgs& a, const GdnChunk& chunk, int key_h
     const std::int64_t token = chunk.first_token + r;
     const std::int64_t row = token * a.value_heads + key_head * a.group;
     if (a.n_out != nullptr) write_zeros(a.n_out + row * kChunk, a.group * kChunk * 2);
-    if (a.o != nullptr) write_zeros(a.o + row * a.value_dim, std::int64_t{2} * a.group * a.value_dim);
+    if (a.o != nullptr)
+      write_zeros(a.o + row * a.value_dim, std::int64_t{2} * a.group * a.value_dim);
     if (a.gamma_out != nullptr && threadIdx.x < a.group) a.gamma_out[row + threadIdx.x] = 0.0f;
     if (a.q_rstd != nullptr && threadIdx.x == 0) a.q_rstd[token * a.key_heads + key_head] = 0.0f;
     if (a.k_rstd != nullptr && threadIdx.x == 0) a.k_rstd[token * a.key_heads + key_head] = 0.0f;
@@ -232,7 +236,7 @@ __device__ void zero_padding(const RuleArgs& a, const GdnChunk& chunk, int key_h
 }
 
 __global__ void __launch_bounds__(kWarpgroup, 4)
-gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
+    gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
   extern __shared__ __align__(1024) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const std::int64_t chunk_index = blockIdx.x / a.key_heads;
@@ -267,7 +271,8 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
   }
 
   float qk[32], kk[32];
-  const std::uint32_t q_tiles = descriptor(smem_address(s.q)), k_tiles = descriptor(smem_address(s.k));
+  const std::uint32_t q_tiles = descriptor(smem_address(s.q)),
+                      k_tiles = descriptor(smem_address(s.k));
   products_begin();
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
@@ -306,7 +311,8 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
     const int heads = min(2, a.group - first);
     const std::int64_t head0 = chunk_index * a.value_heads + first_head + first;
     __syncthreads();
-    if (at.warp < heads) place_gates(a, s, gates, at.warp, first_head + first + at.warp, chunk, at.lane);
+    if (at.warp < heads)
+      place_gates(a, s, gates, at.warp, first_head + first + at.warp, chunk, at.lane);
     if (at.warp < min(2, a.group - first - 2)) // the next pair's
       gates = fetch_gates(a, first_head + first + 2 + at.warp, chunk, at.lane);
     __syncthreads();
@@ -374,8 +380,8 @@ gdn_prepare_kernel(const __grid_constant__ RuleArgs a) {
     __syncthreads();
     for (int h = 0; h < heads; ++h) {
       const int head = first_head + first + h;
-      write_rows(a.n_out + (static_cast<std::int64_t>(chunk.first_token) * a.value_heads + head) *
-                               kChunk,
+      write_rows(a.n_out +
+                     (static_cast<std::int64_t>(chunk.first_token) * a.value_heads + head) * kChunk,
                  static_cast<std::int64_t>(a.value_heads) * kChunk, h == 0 ? s.n0 : s.n1,
                  chunk.rows, kChunk);
     }

@@ -1,5 +1,6 @@
-// The reverse scan: as the state scan (scan_sm90.cu), from the last chunk of a sequence to the first,
-// carrying the gradient of the state, transposed, in registers. Per chunk, with D = dS behind it:
+// The reverse scan: as the state scan (scan_sm90.cu), from the last chunk of a sequence to the
+// first, carrying the gradient of the state, transposed, in registers. Per chunk, with D = dS
+// behind it:
 //   dU = P^T dO + (rho e^(gamma_last-gamma)) K D        E = dU - N^T (beta dU)
 //   D <- e^gamma_last D + (s rho e^gamma Q)^T dO - (rho e^gamma K)^T (beta E)
 // Hands D and E of every chunk to the gradient kernel.
@@ -21,7 +22,7 @@ struct Layout {
   static constexpr int kK = 0, kQ = 2, kDo = 4, kN = kDo + kGroups, kP = kN + 1;
   struct Shared {
     char tiles[kStages][kTiles][kTileBytes];
-    char state[kGroups][2][kStateBytes];         // images on their way out
+    char state[kGroups][2][kStateBytes]; // images on their way out
     float factors[kStages][kReverseFactors][kChunk];
     std::uint64_t full[kStages], empty[kStages]; // of the ring's stages
     std::uint64_t result_full[kStages][kGroups]; // a stage holds a chunk's E
@@ -41,8 +42,8 @@ __device__ void feed(const RuleArgs& a, typename Layout<kGroups>::Shared& s, con
     barrier_wait(&s.empty[i], ring.parity ^ 1);
     barrier_expect(full, L::kTiles * kTileBytes + kReverseFactors * kChunk * 4);
     const int token = static_cast<int>(item.first_token) + c * kChunk;
-    const std::int64_t head = static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads +
-                              item.head;
+    const std::int64_t head =
+        static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head;
     for (int half = 0; half < kKeyTiles; ++half)
       load_box(tiles[L::kK + half], &a.k, full, 64 * half, key_head, token);
     for (int w = 0; w < kGroups; ++w)
@@ -67,7 +68,8 @@ __device__ __forceinline__ void add_to_state(float (&state)[64], const std::uint
 
 // One warp: takes the results of math warpgroup `me` from shared memory, then frees the stage.
 template <int kGroups>
-__device__ void write(const RuleArgs& a, typename Layout<kGroups>::Shared& s, const ScanItem& item) {
+__device__ void write(const RuleArgs& a, typename Layout<kGroups>::Shared& s,
+                      const ScanItem& item) {
   using L = Layout<kGroups>;
   if (threadIdx.x % 32 != 0) return;
   const int me = threadIdx.x / 32 - 4 * kGroups - 1;
@@ -76,7 +78,9 @@ __device__ void write(const RuleArgs& a, typename Layout<kGroups>::Shared& s, co
     const int i = ring.stage;
     const std::int64_t image =
         (static_cast<std::int64_t>(item.first_chunk + item.chunks - 1 - done) * a.value_heads +
-         item.head) * a.value_tiles + item.first_tile + me;
+         item.head) *
+            a.value_tiles +
+        item.first_tile + me;
     barrier_wait(&s.result_full[i][me], ring.parity);
     store_bulk(a.d_states + image * kStateBytes, s.state[me][done & 1], kStateBytes);
     store_bulk(a.e + image * kTileBytes, s.tiles[i][L::kDo + me], kTileBytes);
@@ -89,7 +93,8 @@ __device__ void write(const RuleArgs& a, typename Layout<kGroups>::Shared& s, co
 }
 
 template <int kGroups>
-__device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, const ScanItem& item) {
+__device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s,
+                        const ScanItem& item) {
   using L = Layout<kGroups>;
   using Shared = typename L::Shared;
   constexpr std::uint32_t kStageWord = L::kTiles * kNextTile;
@@ -103,8 +108,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
   const std::uint32_t tiles = descriptor(smem_address(s.tiles));
 
   float state[64]; // gradient of the state, transposed
-  read_state(state, a.state_in == nullptr ? nullptr : a.state_in + state_at, a.key_dim,
-             a.value_dim, 64 * tile, at);
+  read_state(state, a.state_in == nullptr ? nullptr : a.state_in + state_at, a.key_dim, a.value_dim,
+             64 * tile, at);
 
   Ring<L::kStages> ring;
   if (item.chunks > 0) barrier_wait(&s.full[0], 0);
@@ -125,21 +130,22 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
       named_barrier(1, kGroups * kWarpgroup);
     }
 
-    std::uint32_t operand[32];
+    // dO, transposed: the operand of P^T dO, and scaled that of the state update
+    std::uint32_t d_o[16], read[16], operand[32];
+    load_tile_transposed(own_tile, at, d_o);
+    float2 reads[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) reads[n] = factor(kQueryDecay, n);
     pack_operand(state, operand);
     float w[32];
     products_begin();
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      product<Contract::kAlongRow>(w, &operand[4 * k],
-                                   stage + (L::kK + k / 4) * kNextTile +
-                                       step_offset<Contract::kAlongRow>(k % 4),
-                                   k > 0);
+      product<Contract::kAlongRow>(
+          w, &operand[4 * k],
+          stage + (L::kK + k / 4) * kNextTile + step_offset<Contract::kAlongRow>(k % 4), k > 0);
     products_commit();
 
-    // dO, transposed: the operand of P^T dO, and scaled that of the state update
-    std::uint32_t d_o[16], read[16];
-    load_tile_transposed(own_tile, at, d_o);
     float e[32];
     products_begin();
 #pragma unroll
@@ -148,19 +154,19 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
           e, &d_o[4 * k], stage + L::kP * kNextTile + step_offset<Contract::kAcrossRows>(k), k > 0);
     products_commit();
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 decay = factor(kQueryDecay, n);
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const std::uint32_t pair = d_o[2 * n + h];
-        read[2 * n + h] = pack_bf16(decay.x * bf16_low(pair), decay.y * bf16_high(pair));
+        read[2 * n + h] = pack_bf16(reads[n].x * bf16_low(pair), reads[n].y * bf16_high(pair));
       }
-    }
 
     barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, state_empty)) +
-                     (2 * me + (done & 1)) * 8, (done / 2 & 1) ^ 1);
+                     (2 * me + (done & 1)) * 8,
+                 (done / 2 & 1) ^ 1);
     store_state(base + static_cast<std::uint32_t>(offsetof(Shared, state)) +
-                    (2 * me + (done & 1)) * kStateBytes, at, operand);
+                    (2 * me + (done & 1)) * kStateBytes,
+                at, operand);
 
     const float last =
         exp2_fast(load_shared(factors - 8 * at.t + (kGamma * kChunk + kChunk - 1) * 4));
@@ -175,20 +181,21 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
     add_to_state(state, read, stage + L::kQ * kNextTile);
     products_commit();
 
+    float2 betas[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) betas[n] = factor(kBeta, n);
     products_wait<1>(e, d_o); // dU = P^T dO + K D, then E = dU - N^T (beta dU)
     std::uint32_t scaled[16];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 beta = factor(kBeta, n);
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float& e0 = e[4 * n + 2 * h];
         float& e1 = e[4 * n + 2 * h + 1];
         e0 += rest[n].x * w[4 * n + 2 * h];
         e1 += rest[n].y * w[4 * n + 2 * h + 1];
-        scaled[2 * n + h] = pack_bf16(-beta.x * e0, -beta.y * e1);
+        scaled[2 * n + h] = pack_bf16(-betas[n].x * e0, -betas[n].y * e1);
       }
-    }
     pin(e);
     products_begin();
 #pragma unroll
@@ -205,8 +212,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
     for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        scaled[2 * n + h] = pack_bf16(-decayed[n].x * e[4 * n + 2 * h],
-                                      -decayed[n].y * e[4 * n + 2 * h + 1]);
+        scaled[2 * n + h] =
+            pack_bf16(-decayed[n].x * e[4 * n + 2 * h], -decayed[n].y * e[4 * n + 2 * h + 1]);
     products_begin();
     add_to_state(state, scaled, stage + L::kK * kNextTile);
     products_commit();
@@ -231,7 +238,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kGroups>::Shared& s, 
 
 template <int kGroups>
 __global__ void __launch_bounds__(Layout<kGroups>::kThreads, 1)
-gdn_reverse_scan_kernel(const __grid_constant__ RuleArgs a) {
+    gdn_reverse_scan_kernel(const __grid_constant__ RuleArgs a) {
   using L = Layout<kGroups>;
   extern __shared__ __align__(1024) char raw[];
   auto& s = *reinterpret_cast<typename L::Shared*>(raw);
@@ -277,8 +284,8 @@ void launch(const RuleArgs& args, const LaunchContext& context) {
 
 void launch_reverse_scan(const RuleArgs& args, const LaunchContext& context) {
   if (args.sequences == 0) return;
-  const bool pairs = args.value_tiles % 2 == 0 &&
-                     args.sequences * args.value_heads >= context.sm_count;
+  const bool pairs =
+      args.value_tiles % 2 == 0 && args.sequences * args.value_heads >= context.sm_count;
   pairs ? launch<2>(args, context) : launch<1>(args, context);
 }
 

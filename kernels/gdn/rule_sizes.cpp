@@ -31,7 +31,8 @@ RuleScratch rule_scratch(const GdnShape& shape, bool backward) {
     };
     s.checkpoints = place(std::int64_t{kChunk / kWideBlock} * shape.key_dim * shape.value_dim * 4);
     s.wide_z = place_bytes(token_heads * shape.value_dim * 4);
-    s.parts = place_bytes(token_heads * ((shape.value_dim + 31) / 32) * (2 * kMaxWideKeyDim + 2) * 4);
+    s.parts =
+        place_bytes(token_heads * ((shape.value_dim + 31) / 32) * (2 * kMaxWideKeyDim + 2) * 4);
     s.bytes = end;
     return s;
   }
@@ -53,8 +54,9 @@ void check_shape(const GdnShape& s, std::string_view kernel, int max_key_dim, in
   auto refuse = [&](std::string_view what) {
     throw Error(ErrorCode::Usage,
                 fmt::format("{}: {} tokens, {} sequences, heads {}/{}, widths {}/{} are not "
-                            "supported: {}", kernel, s.tokens, s.sequences, s.key_heads,
-                            s.value_heads, s.key_dim, s.value_dim, what));
+                            "supported: {}",
+                            kernel, s.tokens, s.sequences, s.key_heads, s.value_heads, s.key_dim,
+                            s.value_dim, what));
   };
   constexpr auto kLimit = std::int64_t{1} << 31;
   if (s.tokens < 0 || s.tokens >= kLimit) refuse("tokens must be below 2^31");
@@ -79,9 +81,10 @@ void check_front_end_shape(const GdnShape& shape, std::string_view kernel) {
 
 void check_gated_norm(const GatedNormInputs& in, std::string_view kernel) {
   if (in.tokens < 0 || in.heads <= 0 || in.width <= 0 || in.width > 256 || in.width % 8 != 0)
-    throw Error(ErrorCode::Usage, fmt::format("{}: {} tokens x {} heads x {} is not supported: widths "
-                                              "are multiples of 8 up to 256",
-                                              kernel, in.tokens, in.heads, in.width));
+    throw Error(ErrorCode::Usage,
+                fmt::format("{}: {} tokens x {} heads x {} is not supported: widths "
+                            "are multiples of 8 up to 256",
+                            kernel, in.tokens, in.heads, in.width));
 }
 
 void check_scratch(const LaunchContext& context, std::int64_t bytes, std::string_view kernel) {

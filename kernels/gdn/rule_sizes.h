@@ -9,11 +9,11 @@ namespace gdn::kernels {
 
 inline constexpr int kTileImageBytes = 8192; // a 64 x 64 bf16 tile
 inline constexpr int kRowFactors = 9;        // fp32 factors per row, value head
-inline constexpr int kMaxKeyDim = 128;         // of the tensor-core kernels
+inline constexpr int kMaxKeyDim = 128;       // of the tensor-core kernels
 inline constexpr int kMaxValueDim = 192;
-inline constexpr int kMaxWideKeyDim = 256;     // of the fp32 recurrence
+inline constexpr int kMaxWideKeyDim = 256; // of the fp32 recurrence
 inline constexpr int kMaxWideValueDim = 512;
-inline constexpr int kWideBlock = 16;          // tokens between its checkpoints
+inline constexpr int kWideBlock = 16; // tokens between its checkpoints
 
 // True if the fp32 recurrence runs instead of the tensor-core kernels: by widths only.
 constexpr bool is_wide(const GdnShape& s) {
@@ -29,7 +29,8 @@ struct RuleScratch {
 };
 RuleScratch rule_scratch(const GdnShape& shape, bool backward);
 
-// Throw Error{Usage} naming the shape and the limit it breaks: of the rule, the front end, the norm.
+// Throw Error{Usage} naming the shape and the limit it breaks: of the rule, the front end, the
+// norm.
 void check_rule_shape(const GdnShape& shape, std::string_view kernel);
 void check_front_end_shape(const GdnShape& shape, std::string_view kernel);
 void check_gated_norm(const GatedNormInputs& in, std::string_view kernel);

@@ -1,5 +1,5 @@
-// What the kernels of the gated delta rule share: tile addressing, fragment moves, and the layout of
-// the intermediates they hand to each other. Mathematics and names: NOTES.md.
+// What the kernels of the gated delta rule share: tile addressing, fragment moves, and the layout
+// of the intermediates they hand to each other. Mathematics and names: NOTES.md.
 #pragma once
 #include <cstdint>
 
@@ -9,14 +9,14 @@
 
 namespace gdn::kernels {
 
-inline constexpr int kWarpgroup = 128;      // threads
+inline constexpr int kWarpgroup = 128;             // threads
 inline constexpr int kStateBytes = 2 * kTileBytes; // one 64 (value) x 128 (key) slice of a state
-inline constexpr int kKeyTiles = 2;         // key width is padded to 128 columns
+inline constexpr int kKeyTiles = 2;                // key width is padded to 128 columns
 
 inline constexpr int kMaxSharedBytes = 227 * 1024; // per CTA
 
-// Per chunk and value head: fp32 factors of the 64 rows. Rows past the end of a sequence hold 0, and
-// kGamma the value of the last valid row. The scans load a prefix of them.
+// Per chunk and value head: fp32 factors of the 64 rows. Rows past the end of a sequence hold 0,
+// and kGamma the value of the last valid row. The scans load a prefix of them.
 enum Factor {
   kGamma,      // inclusive log decay inside the chunk, times log2(e)
   kBeta,       // write strength
@@ -29,7 +29,7 @@ enum Factor {
   kKeyNorm,    // rho_k
   kFactors
 };
-inline constexpr int kForwardFactors = kWriteRest + 1; // what the state scan needs
+inline constexpr int kForwardFactors = kWriteRest + 1;  // what the state scan needs
 inline constexpr int kReverseFactors = kWriteDecay + 1; // the reverse scan
 inline constexpr int kFactorBytes = kFactors * kChunk * 4;
 
@@ -41,8 +41,8 @@ __device__ __forceinline__ std::uint32_t in_tile(int row, int piece) {
 // Position of a thread in its warpgroup: fragment rows 16 warp + g (+ 8), columns 8n + 2t (+ 1).
 struct Lane {
   int warp, lane, g, t;
-  __device__ Lane() : warp(threadIdx.x % kWarpgroup / 32), lane(threadIdx.x % 32), g(lane / 4),
-                      t(lane % 4) {}
+  __device__ Lane()
+      : warp(threadIdx.x % kWarpgroup / 32), lane(threadIdx.x % 32), g(lane / 4), t(lane % 4) {}
   __device__ int row() const { return 16 * warp + g; }
 };
 
@@ -69,8 +69,8 @@ __device__ __forceinline__ void store_tile_transposed(std::uint32_t tile, const 
                             d[4 * k + 1], d[4 * k + 2], d[4 * k + 3]);
 }
 
-// The reverse: r[i] holds accumulator elements 2i and 2i + 1 of the transposed tile, and r[4k..4k+3]
-// is its A operand of step k. Each warp reads the 16 value columns it would write.
+// The reverse: r[i] holds accumulator elements 2i and 2i + 1 of the transposed tile, and
+// r[4k..4k+3] is its A operand of step k. Each warp reads the 16 value columns it would write.
 __device__ __forceinline__ void load_tile_transposed(std::uint32_t tile, const Lane& at,
                                                      std::uint32_t (&r)[16]) {
   const int matrix = at.lane / 8, row = at.lane % 8;
@@ -103,7 +103,8 @@ __device__ __forceinline__ void store_state(std::uint32_t tiles, const Lane& at,
                  s[4 * k + 1], s[4 * k + 2], s[4 * k + 3]);
 }
 
-// Zeros rows `rows`..63 of `tiles` consecutive tiles; `thread` of `threads` (a multiple of 8) take part.
+// Zeros rows `rows`..63 of `tiles` consecutive tiles; `thread` of `threads` (a multiple of 8) take
+// part.
 __device__ __forceinline__ void zero_tail(char* tile, int tiles, int rows, int thread,
                                           int threads) {
 #pragma unroll 1
@@ -113,8 +114,8 @@ __device__ __forceinline__ void zero_tail(char* tile, int tiles, int rows, int t
       *reinterpret_cast<uint4*>(tile + i * kTileBytes + at) = uint4{0, 0, 0, 0};
 }
 
-// Rows of a tile to a token tensor, by one warpgroup: 16-byte pieces, rows below `rows`, columns below
-// `width` (of the tile). `row_stride` in elements.
+// Rows of a tile to a token tensor, by one warpgroup: 16-byte pieces, rows below `rows`, columns
+// below `width` (of the tile). `row_stride` in elements.
 __device__ __forceinline__ void write_rows(Bf16* out, std::int64_t row_stride, const char* tile,
                                            int rows, int width) {
   const int row = threadIdx.x % kWarpgroup / 8, column = threadIdx.x % 8;
@@ -172,15 +173,16 @@ __device__ inline ScanItem make_scan_item(const RuleArgs& a, int groups) {
   return item;
 }
 
-// A scan's CTA: math warpgroups, then one warpgroup whose first warp loads and whose next warps write
-// what the math warpgroups leave in shared memory, one warp for each of them.
+// A scan's CTA: math warpgroups, then one warpgroup whose first warp loads and whose next warps
+// write what the math warpgroups leave in shared memory, one warp for each of them.
 enum class ScanRole { kMath, kLoad, kWrite, kIdle };
 template <int kGroups>
 __device__ __forceinline__ ScanRole scan_role() {
   const int warp = static_cast<int>(threadIdx.x / 32) - 4 * kGroups;
-  return warp < 0 ? ScanRole::kMath : warp == 0 ? ScanRole::kLoad
-                                  : warp <= kGroups ? ScanRole::kWrite
-                                                    : ScanRole::kIdle;
+  return warp < 0          ? ScanRole::kMath
+         : warp == 0       ? ScanRole::kLoad
+         : warp <= kGroups ? ScanRole::kWrite
+                           : ScanRole::kIdle;
 }
 
 // Rows of a tile to a token tensor by one warp; as write_rows.

@@ -1,7 +1,7 @@
-// The state scan: one CTA walks the chunks of one (sequence, value head). Every math warpgroup owns 64
-// value columns and keeps their state transposed (values x keys) in fp32 registers, so each product's
-// A operand is a rounded accumulator of the one before and nothing but inputs passes through shared
-// memory. One more warpgroup feeds the ring of input tiles and writes results out.
+// The state scan: one CTA walks the chunks of one (sequence, value head). Every math warpgroup owns
+// 64 value columns and keeps their state transposed (values x keys) in fp32 registers, so each
+// product's A operand is a rounded accumulator of the one before and nothing but inputs passes
+// through shared memory. One more warpgroup feeds the ring of input tiles and writes results out.
 //
 //   forward   W = S K^T;  R = V^T - W (rho e^gamma);  Z = R - (R beta) N^T
 //             O = (S Q^T)(s rho e^gamma) + Z (P beta)^T
@@ -31,10 +31,10 @@ struct Layout {
     char state[kForward ? 0 : kGroups][2][kStateBytes]; // images on their way out
     char o[kForward ? kGroups : 0][kTileBytes];         // output on its way out
     float factors[kStages][kForwardFactors][kChunk];
-    std::uint64_t full[kStages], empty[kStages];         // of the ring's stages
-    std::uint64_t result_full[kStages][kGroups];         // rebuild: a stage holds a chunk's Z
-    std::uint64_t state_empty[kGroups][2];               // rebuild: an image has left shared memory
-    std::uint64_t o_full[kGroups], o_empty[kGroups];     // forward
+    std::uint64_t full[kStages], empty[kStages];     // of the ring's stages
+    std::uint64_t result_full[kStages][kGroups];     // rebuild: a stage holds a chunk's Z
+    std::uint64_t state_empty[kGroups][2];           // rebuild: an image has left shared memory
+    std::uint64_t o_full[kGroups], o_empty[kGroups]; // forward
   };
 };
 
@@ -51,8 +51,8 @@ __device__ void feed(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared&
     barrier_wait(&s.empty[i], ring.parity ^ 1);
     barrier_expect(full, L::kTiles * kTileBytes + kForwardFactors * kChunk * 4);
     const int token = static_cast<int>(item.first_token) + c * kChunk;
-    const std::int64_t head = static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads +
-                              item.head;
+    const std::int64_t head =
+        static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head;
     for (int half = 0; half < kKeyTiles; ++half)
       load_box(tiles[L::kK + half], &a.k, full, 64 * half, key_head, token);
     load_bulk(s.factors[i], a.factors + head * kFactors * kChunk, kForwardFactors * kChunk * 4,
@@ -92,7 +92,8 @@ __device__ void write(const RuleArgs& a, typename Layout<kScan, kGroups>::Shared
       barrier_wait(&s.result_full[i][me], ring.parity);
       const std::int64_t image =
           (static_cast<std::int64_t>(item.first_chunk + c) * a.value_heads + item.head) *
-              a.value_tiles + tile;
+              a.value_tiles +
+          tile;
       store_bulk(a.states + image * kStateBytes, s.state[me][c & 1], kStateBytes);
       store_bulk(a.z + image * kTileBytes, s.tiles[i][L::kV + me], kTileBytes);
       store_commit();
@@ -112,7 +113,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
   using L = Layout<kScan, kGroups>;
   using Shared = typename L::Shared;
   constexpr std::uint32_t kStageWord = L::kTiles * kNextTile;
-  constexpr bool kEager = kGroups == 1; // a lone warpgroup loads its factors while it waits for products
+  constexpr bool kEager = kGroups == 1; // a lone warpgroup loads factors while products run
   const Lane at;
   const int me = threadIdx.x / kWarpgroup; // math warpgroup
   const int tile = item.first_tile + me;
@@ -123,12 +124,12 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
   const std::uint32_t base = kept(smem_address(&s));
 
   float state[64];
-  read_state(state, a.state_in == nullptr ? nullptr : a.state_in + state_at, a.key_dim,
-             a.value_dim, 64 * tile, at);
+  read_state(state, a.state_in == nullptr ? nullptr : a.state_in + state_at, a.key_dim, a.value_dim,
+             64 * tile, at);
 
   // The output of a chunk is completed one chunk later, in the shadow of the next chunk's chain.
-  float o[32] = {};          // read of the state, scaled; lacks Z (P beta)^T
-  std::uint32_t u[16] = {};  // Z, rounded
+  float o[32] = {};         // read of the state, scaled; lacks Z (P beta)^T
+  std::uint32_t u[16] = {}; // Z, rounded
   Ring<L::kStages> ring;
   int previous = 0; // stage of the chunk before
 
@@ -141,16 +142,18 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAlongRow>(o, &u[4 * k], tiles + stage * kStageWord + L::kP * kNextTile +
-                                                     step_offset<Contract::kAlongRow>(k));
+      product<Contract::kAlongRow>(o, &u[4 * k],
+                                   tiles + stage * kStageWord + L::kP * kNextTile +
+                                       step_offset<Contract::kAlongRow>(k));
     products_commit();
   };
   auto arrive = [&](std::uint32_t offset, int index) { // this warp, at barrier `index` of an array
     warp_arrive(base + offset + 8 * index);
   };
   // Hands the output of chunk c to the writing warp.
-  auto hand_over = [&](int c, const std::uint32_t (&rounded)[16]) {
-    barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, o_empty)) + 8 * me, (c & 1) ^ 1);
+  auto hand_over = [&](int c, const std::uint32_t(&rounded)[16]) {
+    barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, o_empty)) + 8 * me,
+                 (c & 1) ^ 1);
     store_tile_transposed(base + static_cast<std::uint32_t>(offsetof(Shared, o)) + me * kTileBytes,
                           at, rounded);
     arrive(static_cast<std::uint32_t>(offsetof(Shared, o_full)), me);
@@ -176,30 +179,36 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
       named_barrier(1, kGroups * kWarpgroup);
     }
 
-    std::uint32_t operand[32]; // the state, rounded
+    std::uint32_t v[16], operand[32]; // V; the state, rounded
+    float2 decay[8], beta[8], rest[8], read[8];
+    if constexpr (kEager) {
+      load_tile_transposed(value_tile(i), at, v);
+      load_factors(decay, kKeyDecay);
+    }
     pack_operand(state, operand);
     float w[32];
     products_begin();
 #pragma unroll
     for (int k = 0; k < 8; ++k)
-      product<Contract::kAlongRow>(w, &operand[4 * k],
-                                   stage + (L::kK + k / 4) * kNextTile +
-                                       step_offset<Contract::kAlongRow>(k % 4),
-                                   k > 0);
+      product<Contract::kAlongRow>(
+          w, &operand[4 * k],
+          stage + (L::kK + k / 4) * kNextTile + step_offset<Contract::kAlongRow>(k % 4), k > 0);
     products_commit();
     if constexpr (L::kForward) complete_output(previous);
 
-    std::uint32_t v[16];
-    load_tile_transposed(value_tile(i), at, v);
-    float2 decay[8], rest[8], read[8];
-    if constexpr (kEager) load_factors(decay, kKeyDecay);
+    if constexpr (kEager)
+      load_factors(beta, kBeta);
+    else
+      load_tile_transposed(value_tile(i), at, v);
 
     if constexpr (L::kRebuild) {
       const int buffer = c & 1;
       barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, state_empty)) +
-                       (2 * me + buffer) * 8, (c / 2 & 1) ^ 1);
+                       (2 * me + buffer) * 8,
+                   (c / 2 & 1) ^ 1);
       store_state(base + static_cast<std::uint32_t>(offsetof(Shared, state)) +
-                      (2 * me + buffer) * kStateBytes, at, operand);
+                      (2 * me + buffer) * kStateBytes,
+                  at, operand);
     }
 
     // R = V - K S, elementwise in the transposed layout
@@ -209,25 +218,26 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
       products_wait<1>(w);
     else
       products_wait<0>(w, operand);
-    if constexpr (!kEager) load_factors(decay, kKeyDecay);
+    if constexpr (!kEager) {
+      load_factors(decay, kKeyDecay);
+      load_factors(beta, kBeta);
+    }
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 beta = factor(kBeta, n);
+    for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         z[4 * n + 2 * h] = bf16_low(v[2 * n + h]) - decay[n].x * w[4 * n + 2 * h];
         z[4 * n + 2 * h + 1] = bf16_high(v[2 * n + h]) - decay[n].y * w[4 * n + 2 * h + 1];
-        r[2 * n + h] = pack_bf16(-beta.x * z[4 * n + 2 * h], -beta.y * z[4 * n + 2 * h + 1]);
+        r[2 * n + h] = pack_bf16(-beta[n].x * z[4 * n + 2 * h], -beta[n].y * z[4 * n + 2 * h + 1]);
       }
-    }
 
     // Z = R - N (beta R)
     pin(z);
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAlongRow>(
-          z, &r[4 * k], stage + L::kN * kNextTile + step_offset<Contract::kAlongRow>(k));
+      product<Contract::kAlongRow>(z, &r[4 * k],
+                                   stage + L::kN * kNextTile + step_offset<Contract::kAlongRow>(k));
     products_commit();
     std::uint32_t rounded[16]; // the output of the chunk before
     if constexpr (L::kForward) {
@@ -237,10 +247,9 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
       products_begin();
 #pragma unroll
       for (int k = 0; k < 8; ++k)
-        product<Contract::kAlongRow>(o, &operand[4 * k],
-                                     stage + (L::kQ + k / 4) * kNextTile +
-                                         step_offset<Contract::kAlongRow>(k % 4),
-                                     k > 0);
+        product<Contract::kAlongRow>(
+            o, &operand[4 * k],
+            stage + (L::kQ + k / 4) * kNextTile + step_offset<Contract::kAlongRow>(k % 4), k > 0);
       products_commit();
     }
     const float last =
@@ -266,17 +275,17 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      product<Contract::kAcrossRows>(
-          state, &written[4 * k],
-          stage + L::kK * kNextTile + step_offset<Contract::kAcrossRows>(k));
+      product<Contract::kAcrossRows>(state, &written[4 * k],
+                                     stage + L::kK * kNextTile +
+                                         step_offset<Contract::kAcrossRows>(k));
     products_commit();
 
     // In the shadow of the state update
     ring.advance();
     if constexpr (L::kForward) {
-      if (c > 0) hand_over(c - 1, rounded);
-      pack_operand(z, u);
       if constexpr (kEager) load_factors(read, kQueryDecay);
+      pack_operand(z, u);
+      if (c > 0) hand_over(c - 1, rounded);
       if (c + 1 < item.chunks)
         barrier_wait(base + static_cast<std::uint32_t>(offsetof(Shared, full)) + 8 * ring.stage,
                      ring.parity);
@@ -313,7 +322,7 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
 
 template <Scan kScan, int kGroups>
 __global__ void __launch_bounds__((Layout<kScan, kGroups>::kThreads), 1)
-gdn_scan_kernel(const __grid_constant__ RuleArgs a) {
+    gdn_scan_kernel(const __grid_constant__ RuleArgs a) {
   using L = Layout<kScan, kGroups>;
   extern __shared__ __align__(1024) char raw[];
   auto& s = *reinterpret_cast<typename L::Shared*>(raw);
@@ -361,8 +370,8 @@ template <Scan kScan>
 void launch(const RuleArgs& args, const LaunchContext& context) {
   if (args.sequences == 0) return;
   // Two slices a CTA share the loads of q, k, N, P; worth it once every SM has a CTA without that.
-  const bool pairs = args.value_tiles % 2 == 0 &&
-                     args.sequences * args.value_heads >= context.sm_count;
+  const bool pairs =
+      args.value_tiles % 2 == 0 && args.sequences * args.value_heads >= context.sm_count;
   pairs ? launch<kScan, 2>(args, context) : launch<kScan, 1>(args, context);
 }
 

@@ -1,9 +1,10 @@
-// The rule token by token in fp32, for widths the tensor-core kernels do not take: any key width up to
-// 256, any value width. One CTA owns 32 value columns of one (sequence, value head): eight warps hold
-// 32 key rows each, a lane one column. Slower by far; needs no wgmma and rounds only what it stores.
+// The rule token by token in fp32, for widths the tensor-core kernels do not take: any key width up
+// to 256, any value width. One CTA owns 32 value columns of one (sequence, value head): eight warps
+// hold 32 key rows each, a lane one column. Slower by far; needs no wgmma and rounds only what it
+// stores.
 //
-// The backward rebuilds states from a checkpoint every 16 tokens, and sums over value columns and over
-// the value heads of a key head in a second kernel, in fixed order.
+// The backward rebuilds states from a checkpoint every 16 tokens, and sums over value columns and
+// over the value heads of a key head in a second kernel, in fixed order.
 #include "kernels/common/check.h"
 #include "kernels/common/row_vector.cuh"
 #include "kernels/gdn/rule_kernels.h"
@@ -15,7 +16,7 @@ namespace {
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
 constexpr int kRows = kMaxWideKeyDim / kWarps; // key rows of a warp
 static_assert(kRows == 32);
-constexpr int kBlock = kWideBlock;             // tokens between checkpoints
+constexpr int kBlock = kWideBlock; // tokens between checkpoints
 
 struct Shared {
   float q[kBlock][kMaxWideKeyDim], k[kBlock][kMaxWideKeyDim]; // normalised, zero past the key width
@@ -120,13 +121,13 @@ __device__ std::int64_t checkpoint_at(const RuleArgs& a, const Place& at, std::i
 // kRebuild: writes checkpoints and Z instead of the output.
 template <bool kRebuild>
 __global__ void __launch_bounds__(kThreads)
-gdn_wide_forward_kernel(const __grid_constant__ RuleArgs a) {
+    gdn_wide_forward_kernel(const __grid_constant__ RuleArgs a) {
   extern __shared__ __align__(16) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const Place at(a);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = warp * kRows;
-  const std::int64_t state_at = (static_cast<std::int64_t>(at.sequence) * a.value_heads + at.head) *
-                                a.key_dim * a.value_dim;
+  const std::int64_t state_at =
+      (static_cast<std::int64_t>(at.sequence) * a.value_heads + at.head) * a.key_dim * a.value_dim;
   float state[kRows] = {};
   if (a.state_in != nullptr)
     each_state_element(a, at, [&](int i, std::int64_t e) { state[i] = a.state_in[state_at + e]; });
@@ -187,16 +188,17 @@ __device__ __forceinline__ float over_columns(float (&x)[kRows]) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-gdn_wide_backward_kernel(const __grid_constant__ RuleArgs a) {
+    gdn_wide_backward_kernel(const __grid_constant__ RuleArgs a) {
   extern __shared__ __align__(16) char raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const Place at(a);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = warp * kRows;
-  const std::int64_t state_at = (static_cast<std::int64_t>(at.sequence) * a.value_heads + at.head) *
-                                a.key_dim * a.value_dim;
+  const std::int64_t state_at =
+      (static_cast<std::int64_t>(at.sequence) * a.value_heads + at.head) * a.key_dim * a.value_dim;
   float d_state[kRows] = {};
   if (a.state_in != nullptr)
-    each_state_element(a, at, [&](int i, std::int64_t e) { d_state[i] = a.state_in[state_at + e]; });
+    each_state_element(a, at,
+                       [&](int i, std::int64_t e) { d_state[i] = a.state_in[state_at + e]; });
   for (std::int64_t begin = (at.length - 1) / kBlock * kBlock; begin >= 0 && at.length > 0;
        begin -= kBlock) {
     const int count = static_cast<int>(min(static_cast<std::int64_t>(kBlock), at.length - begin));
@@ -245,7 +247,8 @@ gdn_wide_backward_kernel(const __grid_constant__ RuleArgs a) {
     }
   }
   if (a.state_out != nullptr)
-    each_state_element(a, at, [&](int i, std::int64_t e) { a.state_out[state_at + e] = d_state[i]; });
+    each_state_element(a, at,
+                       [&](int i, std::int64_t e) { a.state_out[state_at + e] = d_state[i]; });
 }
 
 // Tokens before the padding: where the padding pieces of the chunk table start.
@@ -256,7 +259,7 @@ __device__ std::int64_t used_tokens(const RuleArgs& a) {
 
 // One warp per (token, key head): sums over slices and value heads, the norm's gradient.
 __global__ void __launch_bounds__(kThreads)
-gdn_wide_sums_kernel(const __grid_constant__ RuleArgs a) {
+    gdn_wide_sums_kernel(const __grid_constant__ RuleArgs a) {
   const int lane = threadIdx.x % 32;
   const std::int64_t row = blockIdx.x * static_cast<std::int64_t>(kWarps) + threadIdx.x / 32;
   const std::int64_t token = row / a.key_heads;
@@ -288,9 +291,8 @@ gdn_wide_sums_kernel(const __grid_constant__ RuleArgs a) {
 #pragma unroll
     for (int i = 0; i < kPer; ++i) {
       const int column = 32 * i + lane;
-      x[i] = column < a.key_dim
-                 ? element(which == 0 ? a.wide_q : a.wide_k, token, key_head, column)
-                 : 0.0f;
+      x[i] = column < a.key_dim ? element(which == 0 ? a.wide_q : a.wide_k, token, key_head, column)
+                                : 0.0f;
       size += x[i] * x[i];
       along += x[i] * d[which][i];
     }
@@ -310,8 +312,8 @@ __global__ void gdn_wide_gamma_kernel(const __grid_constant__ RuleArgs a) {
   if (index >= a.capacity * a.value_heads) return;
   const GdnChunk chunk = a.chunks[index / a.value_heads];
   if (chunk.kind != GdnChunk::kTokens) return;
-  const std::int64_t at = static_cast<std::int64_t>(chunk.first_token) * a.value_heads +
-                          index % a.value_heads;
+  const std::int64_t at =
+      static_cast<std::int64_t>(chunk.first_token) * a.value_heads + index % a.value_heads;
   float sum = 0.0f;
   for (int row = 0; row < chunk.rows; ++row)
     a.gamma_out[at + row * a.value_heads] = sum += a.g[at + row * a.value_heads];
@@ -324,7 +326,8 @@ unsigned scan_ctas(const RuleArgs& a) {
 template <class Kernel>
 void launch_scan(Kernel kernel, const RuleArgs& args, const LaunchContext& context) {
   if (args.sequences == 0) return;
-  GDN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
+  GDN_CUDA(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   kernel<<<scan_ctas(args), kThreads, sizeof(Shared), context.stream>>>(args);
   check_launch("gdn_wide kernel");
 }
@@ -343,7 +346,8 @@ void launch_wide_forward(const RuleArgs& args, const LaunchContext& context) {
   zero(args.k_rstd, args.tokens * args.key_heads * 4);
   if (args.gamma_out != nullptr) {
     const std::int64_t rows = args.capacity * args.value_heads;
-    gdn_wide_gamma_kernel<<<static_cast<unsigned>((rows + 127) / 128), 128, 0, context.stream>>>(args);
+    gdn_wide_gamma_kernel<<<static_cast<unsigned>((rows + 127) / 128), 128, 0, context.stream>>>(
+        args);
     check_launch("gdn_wide_gamma_kernel");
   }
   launch_scan(gdn_wide_forward_kernel<false>, args, context);

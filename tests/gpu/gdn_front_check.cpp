@@ -1,5 +1,6 @@
-// The front end (conv + SiLU + L2 norm + gates) and the gated norm, both directions, against fp64 loops on
-// the CPU: ragged sequences, slices of a wider projection, parameter sums, bitwise repeatability.
+// The front end (conv + SiLU + L2 norm + gates) and the gated norm, both directions, against fp64
+// loops on the CPU: ragged sequences, slices of a wider projection, parameter sums, bitwise
+// repeatability.
 //   gdn_front_check [bench]
 #include <cstdio>
 #include <cstring>
@@ -16,11 +17,14 @@ using Doubles = std::vector<double>;
 
 namespace {
 
-double sigmoid(double x) { return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x)); }
+double sigmoid(double x) {
+  return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
+}
 double softplus(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 
 template <class T>
-std::vector<T> random_values(std::size_t count, std::uint64_t seed, double size = 1, double mean = 0) {
+std::vector<T> random_values(std::size_t count, std::uint64_t seed, double size = 1,
+                             double mean = 0) {
   Random random{seed};
   std::vector<T> out(count);
   for (auto& x : out) {
@@ -43,7 +47,8 @@ void compare(const char* name, const std::vector<T>& got, const Doubles& want, d
     error += std::pow(value(got[i]) - want[i], 2);
     size += want[i] * want[i];
   }
-  const double relative = error > 0 || std::isnan(error) ? std::sqrt(error / std::max(size, 1e-60)) : 0;
+  const double relative =
+      error > 0 || std::isnan(error) ? std::sqrt(error / std::max(size, 1e-60)) : 0;
   const bool ok = relative <= limit;
   failures += !ok;
   std::printf(" %s %.2e%s", name, relative, ok ? "" : " FAILED");
@@ -72,7 +77,8 @@ struct FrontData { // host inputs of one case, and device buffers
     dv = random_values<Bf16>(std::size_t(n) * s.value_heads * s.value_dim, 8);
     dg = random_values<float>(std::size_t(n) * s.value_heads, 9);
     dbeta = random_values<float>(dg.size(), 10);
-    for (std::size_t i = std::size_t(n - s.padding) * width; i < proj.size(); ++i) proj[i] = {0x7fff};
+    for (std::size_t i = std::size_t(n - s.padding) * width; i < proj.size(); ++i)
+      proj[i] = {0x7fff};
   }
   Shape shape;
   int n, channels, width;
@@ -102,12 +108,15 @@ FrontResult reference(const FrontData& d) {
   for (int len : s.lengths) {
     for (int t = 0; t < len; ++t) {
       const std::size_t row = std::size_t(first + t);
-      auto x = [&](int u, int c) { return u < 0 ? 0.0 : value(d.proj[(first + u) * std::size_t(d.width) + c]); };
+      auto x = [&](int u, int c) {
+        return u < 0 ? 0.0 : value(d.proj[(first + u) * std::size_t(d.width) + c]);
+      };
       const int heads = 2 * s.key_heads + hv;
       for (int h = 0; h < heads; ++h) {
         const bool key = h < 2 * s.key_heads;
         const int width = key ? s.key_dim : s.value_dim;
-        const int c0 = key ? h * s.key_dim : 2 * s.key_heads * s.key_dim + (h - 2 * s.key_heads) * s.value_dim;
+        const int c0 =
+            key ? h * s.key_dim : 2 * s.key_heads * s.key_dim + (h - 2 * s.key_heads) * s.value_dim;
         const int own = h < s.key_heads ? h : key ? h - s.key_heads : h - 2 * s.key_heads;
         const int count = key ? s.key_heads : hv;
         Doubles& y_out = h < s.key_heads ? r.q : key ? r.k : r.v;
@@ -117,7 +126,8 @@ FrontResult reference(const FrontData& d) {
         double sum = 1e-6f, along = 0;
         for (int i = 0; i < width; ++i) {
           p[i] = s.bias ? value(d.bias[c0 + i]) : 0;
-          for (int w = 0; w < 4; ++w) p[i] += value(d.weight[(c0 + i) * 4 + w]) * x(t - 3 + w, c0 + i);
+          for (int w = 0; w < 4; ++w)
+            p[i] += value(d.weight[(c0 + i) * 4 + w]) * x(t - 3 + w, c0 + i);
           y[i] = p[i] * sigmoid(p[i]);
           dy[i] = value(dy_in[at + i]);
           sum += y[i] * y[i];
@@ -138,8 +148,10 @@ FrontResult reference(const FrontData& d) {
         }
       }
       for (int h = 0; h < hv; ++h) {
-        const double b = value(d.proj[row * d.width + C + h]), a = value(d.proj[row * d.width + C + hv + h]);
-        const double rate = std::exp(double(d.a_log[h])), z = a + d.dt_bias[h], two = s.double_beta ? 2 : 1;
+        const double b = value(d.proj[row * d.width + C + h]),
+                     a = value(d.proj[row * d.width + C + hv + h]);
+        const double rate = std::exp(double(d.a_log[h])), z = a + d.dt_bias[h],
+                     two = s.double_beta ? 2 : 1;
         const std::size_t at = row * hv + h;
         r.g[at] = -rate * softplus(z);
         r.beta[at] = two * sigmoid(b);
@@ -168,14 +180,18 @@ public:
     std::vector<std::int32_t> bounds{0};
     for (int l : s.lengths) bounds.push_back(bounds.back() + l);
     bounds_ = DeviceArray<std::int32_t>(bounds);
-    const kernels::GdnShape shape{d.n, static_cast<std::int64_t>(s.lengths.size()), s.key_heads,
-                                  s.value_heads, s.key_dim, s.value_dim};
-    table_memory_ = DeviceArray<char>(kernels::gdn_chunk_table_bytes(shape.tokens, shape.sequences));
-    const auto table = kernels::gdn_chunk_table_at(table_memory_.get(), shape.tokens, shape.sequences);
+    const kernels::GdnShape shape{d.n,         static_cast<std::int64_t>(s.lengths.size()),
+                                  s.key_heads, s.value_heads,
+                                  s.key_dim,   s.value_dim};
+    table_memory_ =
+        DeviceArray<char>(kernels::gdn_chunk_table_bytes(shape.tokens, shape.sequences));
+    const auto table =
+        kernels::gdn_chunk_table_at(table_memory_.get(), shape.tokens, shape.sequences);
     scratch_ = DeviceArray<char>(kernels::gdn_pre_backward_scratch(shape));
     context_.scratch = scratch_.get();
     context_.scratch_bytes = static_cast<std::int64_t>(scratch_.size());
-    kernels::gdn_chunk_table({bounds_.get(), false, shape.tokens, shape.sequences, table}, context_);
+    kernels::gdn_chunk_table({bounds_.get(), false, shape.tokens, shape.sequences, table},
+                             context_);
     kernels::GdnPreInputs in;
     in.shape = shape;
     in.table = table;
@@ -277,9 +293,10 @@ struct NormRunner {
   NormRunner(int tokens, int heads, int width, int pad, double size)
       : n(tokens), heads(heads), width(width), stride(heads * width + pad),
         o(random_values<Bf16>(std::size_t(n) * heads * width, 1, size)),
-        z(random_values<Bf16>(std::size_t(n) * stride, 2)), w(random_values<Bf16>(width, 3, 0.3, 1)),
-        dy(random_values<Bf16>(o.size(), 4)), d_o(o), d_z(z), d_w(w), d_dy(dy), y(o.size()),
-        grad_o(o.size()), grad_z(z.size()), rstd(std::size_t(n) * heads), grad_w(width),
+        z(random_values<Bf16>(std::size_t(n) * stride, 2)),
+        w(random_values<Bf16>(width, 3, 0.3, 1)), dy(random_values<Bf16>(o.size(), 4)), d_o(o),
+        d_z(z), d_w(w), d_dy(dy), y(o.size()), grad_o(o.size()), grad_z(z.size()),
+        rstd(std::size_t(n) * heads), grad_w(width),
         scratch(kernels::gated_norm_backward_scratch(n, heads, width)) {
     context.scratch = scratch.get();
     context.scratch_bytes = static_cast<std::int64_t>(scratch.size());
@@ -318,7 +335,8 @@ void check_norm(int tokens, int heads, int width, int pad, double size) {
   run.forward(nullptr);
   run.backward(nullptr);
   GDN_CUDA(cudaDeviceSynchronize());
-  Doubles y(run.o.size()), d_o(y), d_z(y), got_z(y), d_w(width, 0), rstd(std::size_t(tokens) * heads);
+  Doubles y(run.o.size()), d_o(y), d_z(y), got_z(y), d_w(width, 0),
+      rstd(std::size_t(tokens) * heads);
   const auto grad_z = run.grad_z.download();
   for (int t = 0; t < tokens; ++t)
     for (int h = 0; h < heads; ++h) {
@@ -356,8 +374,8 @@ void bench() {
   front.zero_sums();
   const double bytes = 32768.0 * 2 * (data.channels + 64);
   auto line = [](const char* name, Timing t, double bytes) {
-    std::printf("%-22s %7.3f ms [%7.3f %7.3f]  %.2f TB/s of the least traffic\n", name, t.median, t.p10,
-                t.p90, bytes / t.median * 1e-9);
+    std::printf("%-22s %7.3f ms [%7.3f %7.3f]  %.2f TB/s of the least traffic\n", name, t.median,
+                t.p10, t.p90, bytes / t.median * 1e-9);
   };
   line("front forward", time_graph([&](cudaStream_t c) { front.forward(c); }, 30), 2 * bytes);
   line("front backward", time_graph([&](cudaStream_t c) { front.backward(c); }, 30), 3 * bytes);
@@ -377,7 +395,8 @@ int main(int argc, char** argv) try {
     return 0;
   }
   check_front({"one", {200}, 0, 1, 1, 128, 128, true, false, false});
-  check_front({"ragged", {0, 1, 2, 3, 4, 63, 64, 65, 0, 130, 5}, 9, 2, 4, 128, 128, true, false, false});
+  check_front(
+      {"ragged", {0, 1, 2, 3, 4, 63, 64, 65, 0, 130, 5}, 9, 2, 4, 128, 128, true, false, false});
   check_front({"bias, 2 sigmoid", {61, 64, 67}, 0, 2, 2, 128, 128, true, true, true});
   check_front({"no norm", {100}, 3, 2, 6, 128, 128, false, false, false});
   check_front({"odd heads, unaligned rows", {100, 30}, 0, 1, 3, 64, 64, true, false, false});

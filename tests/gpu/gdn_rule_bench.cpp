@@ -24,7 +24,8 @@ struct Shape {
   std::vector<int> lengths;
 };
 
-// A device tensor of random numbers: one pool of 2^22 values, repeated with an odd shift per repeat.
+// A device tensor of random numbers: one pool of 2^22 values, repeated with an odd shift per
+// repeat.
 template <class T>
 DeviceArray<T> random_tensor(std::size_t count, std::uint64_t seed, double (*draw)(Random&)) {
   Random random{seed};
@@ -46,15 +47,17 @@ DeviceArray<T> random_tensor(std::size_t count, std::uint64_t seed, double (*dra
   return out;
 }
 
-// Inputs and outputs of one call: unit-variance rows, g = -3u^2, beta = U(0,1), L2 norm in the kernel.
+// Inputs and outputs of one call: unit-variance rows, g = -3u^2, beta = U(0,1), L2 norm in the
+// kernel.
 class Call {
 public:
   explicit Call(const Shape& s) {
     std::vector<std::int32_t> bounds{0};
     for (int l : s.lengths) bounds.push_back(bounds.back() + l);
     const std::size_t n = bounds.back(), hk = s.key_heads, hv = s.value_heads;
-    shape_ = {bounds.back(), static_cast<std::int64_t>(s.lengths.size()), s.key_heads, s.value_heads,
-              kDim, kDim};
+    shape_ = {bounds.back(), static_cast<std::int64_t>(s.lengths.size()),
+              s.key_heads,   s.value_heads,
+              kDim,          kDim};
     const auto normal = [](Random& r) { return r.normal(); };
     q_ = random_tensor<Bf16>(n * hk * kDim, 1, normal);
     k_ = random_tensor<Bf16>(n * hk * kDim, 2, normal);
@@ -75,7 +78,8 @@ public:
     GDN_CUDA(cudaDeviceGetAttribute(&context_.sm_count, cudaDevAttrMultiProcessorCount, 0));
     const auto table =
         kernels::gdn_chunk_table_at(table_memory_.get(), shape_.tokens, shape_.sequences);
-    kernels::gdn_chunk_table({bounds_.get(), false, shape_.tokens, shape_.sequences, table}, context_);
+    kernels::gdn_chunk_table({bounds_.get(), false, shape_.tokens, shape_.sequences, table},
+                             context_);
     auto common = [&](auto& p) {
       p.shape = shape_;
       p.table = table;
@@ -162,8 +166,8 @@ int main(int argc, char** argv) try {
   }
   cudaDeviceProp device;
   GDN_CUDA(cudaGetDeviceProperties(&device, 0));
-  nlohmann::ordered_json out{{"schema", "gdn.bench/1"}, {"device", device.name},
-                             {"replays", replays}};
+  nlohmann::ordered_json out{
+      {"schema", "gdn.bench/1"}, {"device", device.name}, {"replays", replays}};
   std::printf("%s, CUDA-graph replay, median [p10 p90] ms; per M = per 2^20 token-heads\n",
               device.name);
   std::printf("%-8s %-15s %26s %26s %8s %8s\n", "heads", "tokens", "forward", "backward", "fwd/M",
@@ -179,8 +183,10 @@ int main(int argc, char** argv) try {
                 s.value_heads, s.name, f.median, f.p10, f.p90, b.median, b.p10, b.p90,
                 f.median / millions, b.median / millions);
     std::fflush(stdout);
-    out["rows"].push_back({{"heads", {s.key_heads, s.value_heads}}, {"tokens", s.name},
-                           {"forward_ms", f.median}, {"backward_ms", b.median},
+    out["rows"].push_back({{"heads", {s.key_heads, s.value_heads}},
+                           {"tokens", s.name},
+                           {"forward_ms", f.median},
+                           {"backward_ms", b.median},
                            {"forward_ms_per_m", f.median / millions},
                            {"backward_ms_per_m", b.median / millions}});
   }

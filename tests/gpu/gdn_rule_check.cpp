@@ -21,8 +21,8 @@ enum class Keys { kRandom, kSame, kAlternating, kPeriod4, kCosine, kZeroRows, kS
 
 const char* const kDecayNames[] = {"0", "-1e-3", "-1", "-20", "-88", "mix", "spike", "-3u2"};
 const char* const kBetaNames[] = {"0", "1e-8", "U(0,1)", "1", "U(0,2)", "2"};
-const char* const kKeyNames[] = {"random", "same", "+-", "period 4", "cos 0.8", "zero rows",
-                                 "small rows"};
+const char* const kKeyNames[] = {"random",  "same",      "+-",        "period 4",
+                                 "cos 0.8", "zero rows", "small rows"};
 
 struct Case {
   std::vector<int> lengths;
@@ -123,16 +123,18 @@ RuleProblem make_problem(const Case& c, std::uint64_t seed) {
   return p;
 }
 
-// Expected relative L2 errors of bf16 kernels, unit 1e-3: o, S_final, dq, dk, dv, dbeta, dS_init, from
-// a simulation of 512 tokens with bf16 operands and fp32 accumulation, by decay and range of beta.
+// Expected relative L2 errors of bf16 kernels, unit 1e-3: o, S_final, dq, dk, dv, dbeta, dS_init,
+// from a simulation of 512 tokens with bf16 operands and fp32 accumulation, by decay and range of
+// beta.
 struct Expected {
   double o, final_state, dq, dk, dv, dbeta, d_initial;
 };
 Expected expected(const Case& c) {
   if (c.beta == Beta::kDouble || c.beta == Beta::kTwo) return {5.5, 5.7, 5.6, 6.7, 4.6, 6.3, 4.7};
   switch (c.decay) {
-  case Decay::kNone: case Decay::kMilli: case Decay::kSpike:
-    return {4.2, 3.8, 4.3, 4.6, 3.5, 3.8, 2.2};
+  case Decay::kNone:
+  case Decay::kMilli:
+  case Decay::kSpike: return {4.2, 3.8, 4.3, 4.6, 3.5, 3.8, 2.2};
   case Decay::kMixed: return {3.3, 2.9, 3.3, 3.3, 2.9, 2.6, 1.6};
   default: return {3.2, 3.3, 3.3, 3.3, 2.9, 2.3, 1.7};
   }
@@ -181,8 +183,9 @@ std::string describe(const Case& c) {
                 c.key_heads, c.key_heads * c.group, kDecayNames[int(c.decay)],
                 kBetaNames[int(c.beta)], kKeyNames[int(c.keys)], c.key_dim, c.value_dim,
                 c.l2_norm ? " l2" : "", c.initial ? " S0" : "", c.d_final ? " dS" : "",
-                c.placement == Placement::kPacked ? ""
-                : c.placement == Placement::kProjected ? " sliced" : " head-major");
+                c.placement == Placement::kPacked      ? ""
+                : c.placement == Placement::kProjected ? " sliced"
+                                                       : " head-major");
   return text;
 }
 
@@ -250,7 +253,8 @@ std::vector<Case> cases(bool quick) {
   all.push_back({.lengths = {64}});
   all.push_back({.lengths = {128}, .group = 2, .initial = true, .d_final = true});
   all.push_back({.lengths = {100, 29}, .key_heads = 2, .group = 2, .l2_norm = true, .padding = 7});
-  all.push_back({.lengths = {700}, .key_heads = 2, .group = 3, .l2_norm = true}); // rings wrap around
+  all.push_back(
+      {.lengths = {700}, .key_heads = 2, .group = 3, .l2_norm = true}); // rings wrap around
   if (quick) return all;
   // Pairs of lengths, groups, decay, beta, keys: strides that are coprime to the list sizes.
   const std::vector<std::vector<int>> lengths = {
@@ -270,32 +274,74 @@ std::vector<Case> cases(bool quick) {
   }
   all.push_back({.lengths = {512}, .decay = Decay::kNone, .initial = true, .d_final = true});
   all.push_back({.lengths = {512}, .decay = Decay::kNone, .beta = Beta::kDouble, .initial = true});
-  all.push_back({.lengths = {512}, .key_heads = 4, .decay = Decay::kNone, .beta = Beta::kOne, .keys = Keys::kSame});
+  all.push_back({.lengths = {512},
+                 .key_heads = 4,
+                 .decay = Decay::kNone,
+                 .beta = Beta::kOne,
+                 .keys = Keys::kSame});
   all.push_back({.lengths = {4096}, .group = 2, .l2_norm = true, .initial = true, .d_final = true});
   all.push_back({.lengths = {300}, .key_heads = 16, .group = 2, .l2_norm = true});
-  all.push_back({.lengths = {200, 70}, .group = 4, .initial = true, .d_final = true,
-                 .initial_size = 1e4});
+  all.push_back(
+      {.lengths = {200, 70}, .group = 4, .initial = true, .d_final = true, .initial_size = 1e4});
   all.push_back({.lengths = {200, 70}, .group = 2, .d_final = true, .no_d_o = true});
-  all.push_back({.lengths = {130, 61}, .key_heads = 2, .group = 2, .l2_norm = true, .padding = 77,
+  all.push_back({.lengths = {130, 61},
+                 .key_heads = 2,
+                 .group = 2,
+                 .l2_norm = true,
+                 .padding = 77,
                  .placement = Placement::kProjected});
-  all.push_back({.lengths = {130, 61}, .key_heads = 2, .group = 2, .padding = 3,
+  all.push_back({.lengths = {130, 61},
+                 .key_heads = 2,
+                 .group = 2,
+                 .padding = 3,
                  .placement = Placement::kHeadMajor});
   for (bool norm : {false, true}) {
-    all.push_back({.lengths = {64, 190}, .group = 2, .key_dim = 64, .value_dim = 64, .l2_norm = norm,
-                   .initial = true, .d_final = true});
-    all.push_back({.lengths = {64, 190}, .group = 2, .key_dim = 96, .value_dim = 192,
-                   .l2_norm = norm, .initial = true, .d_final = true});
-    all.push_back({.lengths = {64, 190}, .group = 2, .key_dim = 32, .value_dim = 32, .l2_norm = norm,
-                   .initial = true, .d_final = true});
-    all.push_back({.lengths = {64, 190}, .group = 3, .key_dim = 40, .value_dim = 72,
-                   .l2_norm = norm, .initial = true, .d_final = true});
+    all.push_back({.lengths = {64, 190},
+                   .group = 2,
+                   .key_dim = 64,
+                   .value_dim = 64,
+                   .l2_norm = norm,
+                   .initial = true,
+                   .d_final = true});
+    all.push_back({.lengths = {64, 190},
+                   .group = 2,
+                   .key_dim = 96,
+                   .value_dim = 192,
+                   .l2_norm = norm,
+                   .initial = true,
+                   .d_final = true});
+    all.push_back({.lengths = {64, 190},
+                   .group = 2,
+                   .key_dim = 32,
+                   .value_dim = 32,
+                   .l2_norm = norm,
+                   .initial = true,
+                   .d_final = true});
+    all.push_back({.lengths = {64, 190},
+                   .group = 3,
+                   .key_dim = 40,
+                   .value_dim = 72,
+                   .l2_norm = norm,
+                   .initial = true,
+                   .d_final = true});
   }
-  all.push_back({.lengths = {70, 0, 33}, .group = 2, .key_dim = 256, .value_dim = 256, .l2_norm = true,
-                 .initial = true, .d_final = true, .padding = 5});
-  all.push_back({.lengths = {90}, .decay = Decay::kMixed, .key_dim = 256, .value_dim = 512,
-                 .initial = true});
-  all.push_back({.lengths = {40, 17}, .key_heads = 2, .group = 2, .decay = Decay::kTwenty,
-                 .key_dim = 200, .value_dim = 24, .d_final = true,
+  all.push_back({.lengths = {70, 0, 33},
+                 .group = 2,
+                 .key_dim = 256,
+                 .value_dim = 256,
+                 .l2_norm = true,
+                 .initial = true,
+                 .d_final = true,
+                 .padding = 5});
+  all.push_back(
+      {.lengths = {90}, .decay = Decay::kMixed, .key_dim = 256, .value_dim = 512, .initial = true});
+  all.push_back({.lengths = {40, 17},
+                 .key_heads = 2,
+                 .group = 2,
+                 .decay = Decay::kTwenty,
+                 .key_dim = 200,
+                 .value_dim = 24,
+                 .d_final = true,
                  .placement = Placement::kProjected});
   Case many;
   for (int i = 0; i < 4096; ++i) many.lengths.push_back(1 + i % 8);
@@ -305,8 +351,8 @@ std::vector<Case> cases(bool quick) {
 
 // Z, E, S and dS of one case against the recurrence, decoded from the scratch images.
 int check_stages() {
-  const Case c{.lengths = {150}, .group = 2, .decay = Decay::kQuadratic, .initial = true,
-               .d_final = true};
+  const Case c{
+      .lengths = {150}, .group = 2, .decay = Decay::kQuadratic, .initial = true, .d_final = true};
   const RuleProblem p = make_problem(c, 5);
   RuleRunner runner(p);
   const RuleResult got = run(runner), want = rule_oracle(p);

@@ -1,5 +1,5 @@
-// The operand forms of the warpgroup product that the kernels rely on, and the fragment moves between
-// registers and swizzled tiles, each against a loop on the CPU.
+// The operand forms of the warpgroup product that the kernels rely on, and the fragment moves
+// between registers and swizzled tiles, each against a loop on the CPU.
 #include <cstdio>
 
 #include "kernels/common/tensor_map.h"
@@ -42,29 +42,34 @@ __global__ void forms_kernel(const __grid_constant__ CUtensorMap a_map,
   products_begin(); // 0: a0^T b0^T, b along rows, a from registers
   for (int k = 0; k < 4; ++k)
     product<Contract::kAlongRow>(d, &at_transposed[4 * k],
-                                 descriptor(smem_address(b)) + step_offset<Contract::kAlongRow>(k), k > 0);
+                                 descriptor(smem_address(b)) + step_offset<Contract::kAlongRow>(k),
+                                 k > 0);
   products_commit();
   products_wait<0>(d);
   write(0, d, 32);
   products_begin(); // 1: a0^T b0, b across rows
   for (int k = 0; k < 4; ++k)
-    product<Contract::kAcrossRows>(d, &at_transposed[4 * k],
-                                   descriptor(smem_address(b)) + step_offset<Contract::kAcrossRows>(k), k > 0);
+    product<Contract::kAcrossRows>(
+        d, &at_transposed[4 * k],
+        descriptor(smem_address(b)) + step_offset<Contract::kAcrossRows>(k), k > 0);
   products_commit();
   products_wait<0>(d);
   write(1, d, 32);
   products_begin(); // 2: a0^T b, 128 columns
   for (int k = 0; k < 4; ++k)
-    product<Contract::kAcrossRows>(wide, &at_transposed[4 * k],
-                                   descriptor(smem_address(b)) + step_offset<Contract::kAcrossRows>(k), k > 0);
+    product<Contract::kAcrossRows>(
+        wide, &at_transposed[4 * k],
+        descriptor(smem_address(b)) + step_offset<Contract::kAcrossRows>(k), k > 0);
   products_commit();
   products_wait<0>(wide);
   write(2, wide, 64);
   products_begin(); // 3: a b^T over 128 columns, both in shared memory
   for (int k = 0; k < 8; ++k)
     product<Contract::kAlongRow, Contract::kAlongRow>(
-        d, descriptor(smem_address(a) + k / 4 * kTileBytes) + step_offset<Contract::kAlongRow>(k % 4),
-        descriptor(smem_address(b) + k / 4 * kTileBytes) + step_offset<Contract::kAlongRow>(k % 4), k > 0);
+        d,
+        descriptor(smem_address(a) + k / 4 * kTileBytes) + step_offset<Contract::kAlongRow>(k % 4),
+        descriptor(smem_address(b) + k / 4 * kTileBytes) + step_offset<Contract::kAlongRow>(k % 4),
+        k > 0);
   products_commit();
   products_wait<0>(d);
   write(3, d, 32);
@@ -119,9 +124,9 @@ int main() {
     return value(x[row * 128 + column]);
   };
   int failures = 0;
-  const char* names[kForms] = {"registers, along rows", "registers, across rows",
-                               "registers, across rows, 128 wide", "shared, along rows",
-                               "shared, left transposed", "stores"};
+  const char* names[kForms] = {
+      "registers, along rows", "registers, across rows",  "registers, across rows, 128 wide",
+      "shared, along rows",    "shared, left transposed", "stores"};
   for (int form = 0; form < kForms; ++form) {
     double worst = 0;
     const int columns = form == 2 || form == 5 ? 128 : 64;

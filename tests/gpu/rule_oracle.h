@@ -1,5 +1,6 @@
-// The gated delta rule token by token in double precision, and its adjoint by hand: what the chunked
-// kernels are compared with. S <- e^g S; z = v - S^T k; u = beta z; S <- S + k u^T; o = s S^T q.
+// The gated delta rule token by token in double precision, and its adjoint by hand: what the
+// chunked kernels are compared with. S <- e^g S; z = v - S^T k; u = beta z; S <- S + k u^T; o = s
+// S^T q.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,7 +11,7 @@ namespace gdn::gpu_test {
 
 struct RuleProblem {
   std::vector<int> lengths;
-  int padding = 0;                // rows behind the last sequence
+  int padding = 0; // rows behind the last sequence
   int key_heads = 1, group = 1, key_dim = 128, value_dim = 128;
   double scale = 1, epsilon = 1e-6;
   bool l2_norm = false;
@@ -30,7 +31,8 @@ struct RuleProblem {
 struct RuleResult {
   std::vector<double> o, final_state, dq, dk, dv, dg, dbeta, d_initial;
   std::vector<double> z, e; // prediction error, its adjoint; [tokens, value heads, value_dim]
-  // What dg and dbeta are small differences of: |<dS, S>| + |k^T S dw|, and |e| |z| / sqrt(value_dim).
+  // What dg and dbeta are small differences of: |<dS, S>| + |k^T S dw|, and |e| |z| /
+  // sqrt(value_dim).
   std::vector<double> dg_scale, dbeta_scale;
 };
 
@@ -149,8 +151,8 @@ inline void rule_oracle_head(const RuleProblem& p, RuleResult& r, int sequence, 
   std::copy_n(dS.begin(), K * V, r.d_initial.begin() + state_at);
 }
 
-// Runs `head_work(result, sequence, first token, key head, dq sum, dk sum)` for every (sequence, key
-// head) on all cores, and takes the summed dq, dk [len, key_dim] through the norm.
+// Runs `head_work(result, sequence, first token, key head, dq sum, dk sum)` for every (sequence,
+// key head) on all cores, and takes the summed dq, dk [len, key_dim] through the norm.
 template <class Work>
 RuleResult rule_by_heads(const RuleProblem& p, const Work& head_work) {
   const int hv = p.value_heads(), n = p.tokens(), K = p.key_dim;

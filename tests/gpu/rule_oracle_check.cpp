@@ -1,5 +1,5 @@
-// The oracle's adjoint against central differences of its own forward, on every input element, and the
-// rounded chunk form against the oracle. No GPU.
+// The oracle's adjoint against central differences of its own forward, on every input element, and
+// the rounded chunk form against the oracle. No GPU.
 #include <algorithm>
 #include <cstdio>
 #include <random>
@@ -60,7 +60,8 @@ int main() {
         x[i] = y;
         return loss(p, rule_oracle(p));
       };
-      const double slope = (8 * (at(kept + h) - at(kept - h)) - (at(kept + 2 * h) - at(kept - 2 * h))) / (12 * h);
+      const double slope =
+          (8 * (at(kept + h) - at(kept - h)) - (at(kept + 2 * h) - at(kept - 2 * h))) / (12 * h);
       x[i] = kept;
       error = std::max(error, std::abs(slope - d[i]));
       size = std::max(size, std::abs(d[i]));

@@ -1,6 +1,7 @@
-// The chunk form of the rule in its textbook grouping (T = (I + M)^-1, U = T B R), with every matrix
-// operand and stored tensor rounded to bf16 and everything else in double: how large an error a sound
-// bf16 kernel makes on the same inputs. Independent of the grouping the CUDA kernels use.
+// The chunk form of the rule in its textbook grouping (T = (I + M)^-1, U = T B R), with every
+// matrix operand and stored tensor rounded to bf16 and everything else in double: how large an
+// error a sound bf16 kernel makes on the same inputs. Independent of the grouping the CUDA kernels
+// use.
 #pragma once
 #include "tests/gpu/numbers.h"
 #include "tests/gpu/rule_oracle.h"
@@ -43,8 +44,8 @@ inline Matrix scale_rows(Matrix a, const std::vector<double>& f) {
   return a;
 }
 
-inline void rule_rounded_head(const RuleProblem& p, RuleResult& r, int sequence, int first, int head,
-                              std::vector<double>& dq_sum, std::vector<double>& dk_sum) {
+inline void rule_rounded_head(const RuleProblem& p, RuleResult& r, int sequence, int first,
+                              int head, std::vector<double>& dq_sum, std::vector<double>& dk_sum) {
   const int K = p.key_dim, V = p.value_dim, n = p.lengths[sequence], hv = p.value_heads(), C = 64;
   const int hk = head / p.group, chunks = (n + C - 1) / C;
   const std::size_t state_at = (static_cast<std::size_t>(sequence) * hv + head) * K * V;
@@ -119,8 +120,8 @@ inline void rule_rounded_head(const RuleProblem& p, RuleResult& r, int sequence,
     Matrix attention(m, m);
     for (int i = 0; i < m; ++i)
       for (int j = 0; j <= i; ++j) attention(i, j) = p.scale * h.qk(i, j) * h.decay(i, j);
-    const Matrix du = round(plus(times(transposed(round(attention)), h.d_o),
-                                 scale_rows(times(h.k, d), h.rest)));
+    const Matrix du =
+        round(plus(times(transposed(round(attention)), h.d_o), scale_rows(times(h.k, d), h.rest)));
     const Matrix e = times(transposed(h.t), du);
     const Matrix dr = round(scale_rows(e, h.beta)), e_rounded = round(e);
     Matrix da = times(h.d_o, transposed(h.u)), dm = times(e_rounded, transposed(h.u)), dkk(m, m),

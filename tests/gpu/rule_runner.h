@@ -1,5 +1,5 @@
-// Runs gdn_chunk_forward and gdn_chunk_backward on a RuleProblem: poisoned outputs and scratch, guard
-// bands, optional strided layouts.
+// Runs gdn_chunk_forward and gdn_chunk_backward on a RuleProblem: poisoned outputs and scratch,
+// guard bands, optional strided layouts.
 #pragma once
 #include "kernels/gdn/chunk_backward.h"
 #include "kernels/gdn/chunk_forward.h"
@@ -21,9 +21,7 @@ std::vector<double> widen(const std::vector<T>& x) {
   for (std::size_t i = 0; i < x.size(); ++i) out[i] = value(x[i]);
   return out;
 }
-inline std::vector<float> narrow(const std::vector<double>& x) {
-  return {x.begin(), x.end()};
-}
+inline std::vector<float> narrow(const std::vector<double>& x) { return {x.begin(), x.end()}; }
 
 class RuleRunner {
 public:
@@ -154,7 +152,8 @@ private:
       kernels::GdnTokens& view;
       bool projected;
     };
-    const Input inputs[] = {{p_.q, hk, K, 0, q_view_, true}, {p_.k, hk, K, hk * K, k_view_, true},
+    const Input inputs[] = {{p_.q, hk, K, 0, q_view_, true},
+                            {p_.k, hk, K, hk * K, k_view_, true},
                             {p_.v, hv, V, 2 * hk * K, v_view_, true},
                             {p_.d_o, hv, V, 0, d_o_view_, false}};
     std::vector<Bf16> projection(placement == Placement::kProjected ? n * wide : 0, Bf16{0x7fff});
