@@ -220,11 +220,9 @@ std::optional<Proposal> propose(const std::vector<Candidate>& candidates, const 
   return std::nullopt;
 }
 
-Overrun smallest_overrun(const std::vector<Candidate>& candidates) {
-  const Candidate* best = nullptr;
-  for (const Candidate& c : candidates)
-    if (!best || c.estimate.total_bytes < best->estimate.total_bytes) best = &c;
-  const Estimate& e = best->estimate;
+} // namespace
+
+Overrun overrun_of(const Estimate& e) {
   Overrun o{e.total_bytes - e.budget_bytes, e.setting.text(), ""};
   const Bytes state = e.categories[Category::Parameters] + e.categories[Category::Gradients] + e.categories[Category::Optimizer];
   const Bytes experts = e.worst_rank().state.expert.total();
@@ -239,6 +237,15 @@ Overrun smallest_overrun(const std::vector<Candidate>& candidates) {
   else
     o.lever = "tokens per GPU: a smaller micro-batch, or context parallelism";
   return o;
+}
+
+namespace {
+
+Overrun smallest_overrun(const std::vector<Candidate>& candidates) {
+  const Candidate* best = nullptr;
+  for (const Candidate& c : candidates)
+    if (!best || c.estimate.total_bytes < best->estimate.total_bytes) best = &c;
+  return overrun_of(best->estimate);
 }
 
 void plan_notices(Plan& plan, Workload& w) {

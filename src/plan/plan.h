@@ -47,6 +47,9 @@ struct PlanOptions {
   bool hypothetical = false; // also forms and spans that no revision offers
 };
 
+// How far `estimate` is over its budget, and the first lever that would close the gap.
+Overrun overrun_of(const Estimate& estimate);
+
 // Every legal setting of the revision: all subsets of the modules that act on the model, and full
 // recompute (uniform 1, 2, 3, 4, 6, 8; block 1 .. layers of a chunk).
 std::vector<Setting> legal_settings(Workload& workload, bool hypothetical);
