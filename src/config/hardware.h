@@ -31,7 +31,9 @@ struct CollectiveRow {
 
 struct ReserveRow {      // memory outside the tensors
   std::string name;      // context, communicators, workspaces, ...
-  std::string per = "process"; // process | communicator (of more than one rank) | all_to_all (one that runs it)
+  // process | communicator (of more than one rank) | all_to_all (one that runs it) | allocator (once, through
+  // PyTorch's allocator: stack megatron counts it as allocated)
+  std::string per = "process";
   Bytes bytes = 0;
   std::string source;
 };

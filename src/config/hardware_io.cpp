@@ -115,7 +115,7 @@ ReserveRow read_reserve(const Node& node) {
   ReserveRow row;
   Fields f(node);
   if (const Node* n = f.require("name")) row.name = word(*n);
-  if (const Node* n = f.find("per")) row.per = as_choice(*n, {"process", "communicator", "all_to_all"});
+  if (const Node* n = f.find("per")) row.per = as_choice(*n, {"process", "communicator", "all_to_all", "allocator"});
   if (const Node* n = f.require("bytes")) row.bytes = byte_size(*n);
   f.need("source", row.source);
   f.done();

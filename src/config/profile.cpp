@@ -32,6 +32,7 @@ std::string to_yaml(const Profile& profile) {
     Node set, rows;
     set.kind = rows.kind = Node::Kind::Map;
     set.set("modules", string_node(s.modules));
+    if (!s.settings.empty()) set.set("set", list_node(s.settings));
     for (const ProfileRow& r : s.rows) {
       Node row;
       row.kind = Node::Kind::Map;
@@ -62,6 +63,7 @@ Profile read_profile(const Node& map) {
       Fields set(s);
       ProfileSet out;
       set.need("modules", out.modules);
+      if (const Node* settings = set.find("set")) out.settings = as_strings(*settings);
       if (const Node* rows = set.require("rows")) {
         if (rows->kind != Node::Kind::Map) rows->fail("expected a map of rows");
         for (const Entry& e : rows->entries) {

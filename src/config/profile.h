@@ -18,8 +18,9 @@ struct ProfileRow {
 };
 
 struct ProfileSet {
-  std::string modules; // Setting::text(): "none", "gdn_qkv + moe", "full uniform 1"
+  std::string modules; // Setting::text(): "none", "gdn_qkv + moe", "full uniform 1"; or a published row's id
   std::vector<ProfileRow> rows;
+  std::vector<std::string> settings = {}; // "KEY=VALUE": what this set changes in the identity's run
   const ProfileRow* find(std::string_view key) const;
 };
 

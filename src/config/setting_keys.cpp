@@ -57,6 +57,8 @@ void append_setting_keys(std::vector<RunKey>& keys) {
        [](Run& r, const Node& v) { r.settings.activation = as_string(v); }, [](const Run& r) { return string_node(r.settings.activation); }},
       {"linear_attention_freq", "as the stack takes it", "null: from the model", true, true,
        [](Run& r, const Node& v) { r.settings.linear_attention_freq = raw(v); }, [](const Run& r) { return raw_node(r.settings.linear_attention_freq); }},
+      {"moe_probs_at_unpermute", "true | false", "probabilities applied in unpermute (before core 0.13), not in the activation", false, true,
+       [](Run& r, const Node& v) { r.settings.moe_probs_at_unpermute = as_bool(v); }, [](const Run& r) { return bool_node(r.settings.moe_probs_at_unpermute); }},
       {"moe_layer_recompute", "true | false", "deprecated spelling of the module moe", true, true,
        [](Run& r, const Node& v) { r.settings.moe_layer_recompute = as_bool(v); }, [](const Run& r) { return bool_node(r.settings.moe_layer_recompute); }},
       {"autograd_grad", "true | false", "gradients are taken by torch.autograd.grad", false, true,

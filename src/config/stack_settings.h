@@ -22,6 +22,10 @@ struct StackSettings {
   std::string activation = "silu";
   std::optional<std::string> linear_attention_freq = {}; // as written: "4" or "[1, 1, 1, 0]"
 
+  // Megatron-LM before core 0.13 multiplied the experts' outputs by their probabilities in unpermute,
+  // which keeps both. Read by the op lists.
+  bool moe_probs_at_unpermute = false;
+
   // Recompute.
   bool moe_layer_recompute = false;    // deprecated spelling of the module `moe`
   bool autograd_grad = false;          // gradients are taken by torch.autograd.grad, not .backward()

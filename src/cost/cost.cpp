@@ -114,19 +114,22 @@ Seconds CostModel::stream(Bytes bytes) const {
 // Ranks are laid out tp, cp, dp, pp from the inside (megatron-core's order tp-cp-ep-dp-pp): a group
 // spans the product of the sizes inside it times its own; beyond the scale-up domain it crosses the
 // network.
-BytesPerSecond CostModel::link(Group group, std::int64_t ranks) const {
+bool CostModel::inside(Group group, std::int64_t ranks) const {
   std::int64_t inner = 1;
   switch (group) {
   case Group::Tp: inner = 1; break;
   case Group::Cp: inner = parallel_.tp; break;
-  case Group::Dp: inner = parallel_.tp * parallel_.cp; break;
+  case Group::Dp: inner = parallel_.tp; break; // with the context-parallel ranks in it
   case Group::Etp: inner = 1; break;
   case Group::Ep: inner = parallel_.etp; break;
   case Group::Edp: inner = parallel_.etp * parallel_.ep; break;
   case Group::Pp: inner = parallel_.gpus / std::max<std::int64_t>(1, parallel_.pp); break;
   }
-  const bool inside = inner * ranks <= hardware_.scale_up_domain && hardware_.scale_up > 0;
-  if (inside) return hardware_.scale_up;
+  return inner * ranks <= hardware_.scale_up_domain && hardware_.scale_up > 0;
+}
+
+BytesPerSecond CostModel::link(Group group, std::int64_t ranks) const {
+  if (inside(group, ranks)) return hardware_.scale_up;
   if (hardware_.network > 0) return hardware_.network;
   assume("network", fmt::format("profile '{}' names no network: 50 GB/s a GPU", hardware_.name));
   return 50e9;
@@ -138,7 +141,7 @@ Seconds CostModel::seconds(const model::Collective& c) const {
   double share = 0;
   Seconds latency = 0;
   for (const config::CollectiveRow& r : hardware_.collectives)
-    if (r.kind == name) {
+    if (r.kind == name && r.link == (inside(c.group, c.ranks) ? "scale_up" : "network")) {
       share = r.share;
       latency = r.latency;
     }

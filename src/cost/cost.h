@@ -49,6 +49,7 @@ public:
 
 private:
   double efficiency(model::Family family, std::string_view pass, double size) const;
+  bool inside(model::Group group, std::int64_t ranks) const; // one scale-up domain
   BytesPerSecond link(model::Group group, std::int64_t ranks) const;
   void assume(std::string key, std::string text) const { assumptions_.insert({std::move(key), std::move(text)}); }
 

@@ -14,6 +14,7 @@ const std::vector<SpanSpec>& megatron_spans() {
   // module, first op, last op, kind, hook (of the discard form). Op names are those of
   // src/model/megatron; of several entries for one place the first that a list has wins.
   static const std::vector<SpanSpec> specs{
+      {"core_attn", "cp_a2a_q", "cp_a2a_out", kWhole, ""},
       {"core_attn", "core_attention", "core_attention", kWhole, ""},
       {"moe_act", "expert_act", "expert_act", kDiscard, "expert_fc2"},
       {"layernorm", "input_layernorm", "input_layernorm", kDiscard, "out_proj"},
@@ -68,6 +69,7 @@ const std::vector<SpanSpec>& native_spans() {
       // Before d:e_out is made, which is as large as the rows it gathers. With an exchange: that too.
       {"moe_fc1", "gather", "expert_fc1", kDiscard, "unpermute"},
       {"shared_fc1", "shared_fc1", "shared_fc1", kDiscard, "shared_fc2"},
+      {"router", "router", "router", kDiscard, ""}, // `plan --explore`: most freed for its replay
       {"mlp_fc1", "mlp_norm", "mlp_fc1", kDiscard, "mlp_fc2"},
       // Whole halves of a layer: only the residual stream is kept.
       {"gdn", "input_norm", "out_proj", kWhole, ""},

@@ -23,10 +23,17 @@ Work linear(const OpList& list, const Op& op, int step) {
   w.flops = 2.0 * static_cast<double>(rows) * static_cast<double>(op.params[0].elements);
   w.size = w.flops;
   w.traffic = in + out + weight;
-  if (gathers) w.scratch = in;
+  if (gathers && op.kind != OpKind::LmHead) w.scratch = in;
   if (scatters) w.scratch = out;
   if (!is_forward(step)) {
-    if (!step_of(op, step).param_grads.empty()) w.traffic += 8 * op.params[0].elements - weight;
+    const bool wgrad = !step_of(op, step).param_grads.empty();
+    if (wgrad) w.traffic += 8 * op.params[0].elements - weight;
+    // Megatron-LM's own linear (tensor_parallel/layers.py): the gathered input lives in a global buffer, the
+    // gradient of the whole input until it has been scattered, after wgrad, whose empty result is made anew.
+    if (op.kind == OpKind::LmHead) {
+      w.scratch = gathers ? in : 0;
+      if (wgrad) w.scratch += weight;
+    }
     // d:y in another dtype than the operands (router logits in fp32) is rounded first.
     if (y.dtype != x.dtype) w.scratch += y.elements() * size_of(x.dtype);
   }

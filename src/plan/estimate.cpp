@@ -45,12 +45,20 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
     rank.slots = program::one_f_one_b(pp, r, vp, m);
     const int steady = program::steady_micro_batches(pp, vp, m);
     rank.steady_slots = program::one_f_one_b(pp, r, vp, steady);
+    std::vector<const model::OpList*> lists;
+    for (const model::Chunk& c : rank.chunks)
+      for (const model::OpList* list : workload_.lists(c)) lists.push_back(list);
+    rank.library = model::library_buffers(lists, run);
+    if (run.stack == "megatron")
+      for (const config::ReserveRow& row : hardware.reserve)
+        if (row.per == "allocator") rank.library.push_back({row.name, row.source, row.bytes});
     ranks_.push_back(std::move(rank));
   }
   // One communicator a group of more than one rank; all-to-all buffers where experts or GDN heads are exchanged.
   std::int64_t communicators = 0;
   for (std::int64_t size : {p.tp, p.cp, p.dp() * p.cp, p.ep * p.etp, p.edp(), p.pp}) communicators += size > 1;
   for (const config::ReserveRow& row : hardware.reserve) {
+    if (row.per == "allocator" && run.stack == "megatron") continue; // counted as allocated
     const std::int64_t n = row.per == "communicator" ? communicators : row.per == "all_to_all" ? (p.ep > 1) + (p.cp > 1) : 1;
     if (n > 0) outside_.push_back({n > 1 ? fmt::format("{} x {}", n, row.name) : row.name, row.source, n * row.bytes});
   }
@@ -81,6 +89,8 @@ RankEstimate Estimator::evaluate_rank(const Rank& rank, std::int64_t index, cons
   base[Category::Parameters] = rank.state.dense.parameters + rank.state.expert.parameters;
   base[Category::Gradients] = rank.state.dense.gradients + rank.state.expert.gradients;
   base[Category::Optimizer] = rank.state.dense.optimizer + rank.state.expert.optimizer;
+  out.library = rank.library;
+  for (const model::LibraryBuffer& b : rank.library) base[Category::Workspace] += b.bytes;
 
   std::vector<std::vector<PlacedUnit>> placed;
   std::vector<std::vector<const program::UnitSummary*>> summaries;
@@ -144,6 +154,15 @@ RankEstimate Estimator::evaluate_rank(const Rank& rank, std::int64_t index, cons
   return out;
 }
 
+// Passes of Megatron-LM over gradients and state once a step: gradients are zeroed, scaled before their
+// reduction (average_in_collective off), and their shard read for the norm; Adam reads the shard, reads
+// and writes its states, and the new master is cast to the parameters.
+Seconds Estimator::update_seconds(const model::StateBytes& s, std::int64_t ranks) const {
+  const std::int64_t shards = run_.optimizer.distributed ? ranks : 1;
+  const Bytes gradients = s.gradients + (ranks > 1 ? 2 * s.gradients : 0) + 2 * s.gradients / shards;
+  return cost_.stream(gradients + 2 * s.optimizer + (2 * s.parameters + s.parameters) / shards);
+}
+
 Estimate Estimator::evaluate(const Setting& setting) {
   Estimate e;
   e.setting = setting;
@@ -185,12 +204,8 @@ Estimate Estimator::evaluate(const Setting& setting) {
     if (run_.optimizer.distributed)
       reduce += cost_.seconds(model::Collective{model::CollectiveKind::AllGather, model::Group::Dp, dense_ranks, s.dense.parameters}) +
                 cost_.seconds(model::Collective{model::CollectiveKind::AllGather, model::Group::Edp, expert_ranks, s.expert.parameters});
-    // Adam reads and writes its states and reads the gradients of its shard.
-    const Seconds update = cost_.stream(2 * (s.dense.optimizer + s.expert.optimizer) +
-                                        (s.dense.gradients / std::max<std::int64_t>(1, dense_ranks) +
-                                         s.expert.gradients / std::max<std::int64_t>(1, expert_ranks)));
+    e.optimizer_seconds = std::max(e.optimizer_seconds, update_seconds(s.dense, dense_ranks) + update_seconds(s.expert, expert_ranks));
     e.reduce_seconds = std::max(e.reduce_seconds, reduce);
-    e.optimizer_seconds = std::max(e.optimizer_seconds, update);
     e.recompute_seconds = std::max(e.recompute_seconds, e.ranks[r].replay * m);
   }
   e.step_seconds = pipeline.total + e.reduce_seconds + e.optimizer_seconds;

@@ -6,6 +6,7 @@
 
 #include "config/hardware.h"
 #include "cost/cost.h"
+#include "model/library_buffers.h"
 #include "model/parameters.h"
 #include "model/static_state.h"
 #include "plan/workload.h"
@@ -26,6 +27,7 @@ struct RankEstimate {
   std::int64_t rank = 0;
   std::int64_t layers = 0;
   model::StaticState state = {};
+  std::vector<model::LibraryBuffer> library = {}; // kept for the whole run through PyTorch's allocator
   program::StepPeak peak = {};          // static state included
   std::string peak_phase;               // "forward", "loss", "backward", "replay", "optimizer"
   std::string peak_event;               // "layer 3 (gdn+moe), backward rule.backward"
@@ -85,12 +87,14 @@ public:
 private:
   struct Rank {
     model::StaticState state;
+    std::vector<model::LibraryBuffer> library; // beside it for the whole run
     std::vector<model::Chunk> chunks;
     std::vector<program::Slot> slots;        // for time: all micro-batches
     std::vector<program::Slot> steady_slots; // for the peak: the steady period once
   };
   RankEstimate evaluate_rank(const Rank& rank, std::int64_t index, const Setting& setting,
                              std::vector<Seconds>& forward, std::vector<Seconds>& backward);
+  Seconds update_seconds(const model::StateBytes& state, std::int64_t ranks) const;
   const cost::UnitTime& time_of(const TracedUnit& unit);
   std::string describe(const PlacedUnit& unit, int event) const;
 

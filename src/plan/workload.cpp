@@ -82,6 +82,17 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
   return out;
 }
 
+std::vector<const OpList*> Workload::lists(const model::Chunk& chunk) {
+  std::vector<const OpList*> out;
+  auto add = [&](const OpList& list) {
+    if (std::find(out.begin(), out.end(), &list) == out.end()) out.push_back(&list);
+  };
+  if (chunk.is_first) add(embedding_);
+  for (std::int64_t i = 0; i < chunk.layers; ++i) add(layer_list(chunk.first + i));
+  if (chunk.is_last) add(head_);
+  return out;
+}
+
 std::int64_t Workload::layers_with(const std::string& module) const {
   std::int64_t count = 0;
   for (std::int64_t i = 0; i < model_.layers(); ++i) {

@@ -40,6 +40,8 @@ public:
 
   // Units of one chunk in order, under `setting`.
   std::vector<PlacedUnit> units(const model::Chunk& chunk, const Setting& setting);
+  // The op lists of one chunk, each once.
+  std::vector<const model::OpList*> lists(const model::Chunk& chunk);
   // Whether any unit of the model holds an op the module acts on, and on how many decoder layers.
   std::int64_t layers_with(const std::string& module) const;
   // Throws Error{Usage} when a user span names an op that no layer has (nearest spelling), or no

@@ -98,7 +98,7 @@ TEST_CASE("tensor parallelism beyond the kv heads: one replicated head, a transi
 TEST_CASE("attention under context parallelism: what cp_comm_type moves") {
   config::Run run = one_gpu(Build::Te);
   run.parallel.cp = run.parallel.gpus = 4;
-  const Bytes q = 8192 * 2048, kv = 2 * 1024 * 2048; // bytes of this rank's 2,048 tokens
+  const Bytes kv = 2 * 1024 * 2048; // bytes of k and v of this rank's 2,048 tokens
   auto core = [&](const char* type) {
     run.cp_comm_type = type;
     const Traced t = module_alone(reference_model(), run, "attention");
@@ -107,10 +107,26 @@ TEST_CASE("attention under context parallelism: what cp_comm_type moves") {
   CHECK(core("p2p").collectives[0].bytes == 3 * kv);
   CHECK(core("p2p").steps[0].collectives[0].bytes == 6 * kv);
   CHECK(core("all_gather").collectives[0].bytes == 4 * kv);
-  CHECK(core("a2a").collectives[0].bytes == q + kv);
-  CHECK(core("a2a").collectives[1].bytes == q);
   CHECK(core("p2p").collectives[0].group == model::Group::Cp);
   CHECK_THROWS_AS(core("ring"), Error);
+  CHECK_THROWS_AS(core("a2a"), Error); // 2 key-value heads do not go over 4 ranks
+}
+
+TEST_CASE("attention under context parallelism by all-to-all: whole sequences, fewer heads, the output twice") {
+  config::Run run = one_gpu(Build::Te);
+  run.parallel.cp = run.parallel.gpus = 2;
+  auto kept = [&](const char* type) {
+    run.cp_comm_type = type;
+    return program::levels(module_alone(reference_model(), run, "attention").trace).retained;
+  };
+  run.cp_comm_type = "a2a";
+  const Traced t = module_alone(reference_model(), run, "attention");
+  const Bytes q = 4096 * 16 * 256 * 2; // of this rank's 4,096 tokens and 16 heads
+  CHECK(op_of(t, "cp_a2a_q").collectives[0].bytes == q);
+  CHECK(op_of(t, "cp_a2a_out").collectives[0].bytes == q);
+  CHECK(op_of(t, "core_attention").collectives.empty());
+  CHECK(t.list.tensor(op_of(t, "core_attention").inputs[0]).shape == std::vector<std::int64_t>{8192, 8, 256});
+  CHECK(kept("a2a") - kept("p2p") == q);
 }
 
 // -------------------------------------------------------------------------------------- MoE ----

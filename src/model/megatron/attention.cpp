@@ -1,11 +1,39 @@
 #include "model/megatron/attention.h"
 
+#include <fmt/format.h>
+
+#include "core/error.h"
 #include "model/kinds/attention.h"
 #include "model/kinds/linear.h"
 #include "model/kinds/plumbing.h"
 #include "model/qkv_layout.h"
 
 namespace gdn::model::megatron {
+
+namespace {
+
+// Under context parallelism by all-to-all the core sees whole sequences and heads/cp: it keeps what the
+// exchange made, so its output exists twice (Transformer Engine, AttnFuncWithCPAndQKVOA2A).
+TensorId core(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, const config::Run& run, const Dims& d) {
+  if (d.cp == 1 || run.cp_comm_type != "a2a")
+    return core_attention(b, "core_attention", q, k, v, attr,
+                          core_collectives(run.cp_comm_type, d.cp, b.at(q).bytes(), b.at(k).bytes() + b.at(v).bytes()), "attn");
+  if (attr.heads % d.cp != 0 || attr.kv_heads % d.cp != 0)
+    throw Error(ErrorCode::Config,
+                fmt::format("cp_comm_type a2a: {} attention heads and {} key-value heads a TP rank do not divide by "
+                            "context_parallel_size {} (AssertionError in Transformer Engine)", attr.heads, attr.kv_heads, d.cp),
+                "use cp_comm_type p2p or all_gather, or a smaller context_parallel_size");
+  const std::int64_t N = d.tokens, S = d.rule_tokens, n = attr.heads, hd = attr.head_dim;
+  attr.heads /= d.cp;
+  attr.kv_heads /= d.cp;
+  q = all_to_all(b, "cp_a2a_q", q, "q_heads", {S, attr.heads, hd}, d.cp);
+  k = all_to_all(b, "cp_a2a_k", k, "k_heads", {S, attr.kv_heads, hd}, d.cp);
+  v = all_to_all(b, "cp_a2a_v", v, "v_heads", {S, attr.kv_heads, hd}, d.cp);
+  TensorId o = core_attention(b, "core_attention", q, k, v, attr, {}, "attn_heads");
+  return all_to_all(b, "cp_a2a_out", o, "attn", {N, n, hd}, d.cp);
+}
+
+} // namespace
 
 TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, const config::Run& run, const Dims& d) {
   const config::AttentionShape& s = model.attention;
@@ -53,9 +81,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
     k = rope(b, "rope_k", k, attr, "k_rot");
   }
   TensorId v = copy(b, "copy_v", parts[2], "v_attn", {N, g, hd});
-  TensorId o = core_attention(b, "core_attention", q, k, v, attr,
-                              core_collectives(run.cp_comm_type, d.cp, b.at(q).bytes(), b.at(k).bytes() + b.at(v).bytes()),
-                              "attn");                                                   // [N, n, d]
+  TensorId o = core(b, q, k, v, attr, run, d);                                           // [N, n, d]
   if (s.output_gate) o = output_gate(b, "output_gate", o, gate, "attn_gated", run.settings.compiled);
   return linear(b, "linear_proj", o, b.param("attention.linear_proj", n * hd * d.hidden, d.dtype), d.hidden,
                 {TensorParallel::Row, d.tp, d.sp, false}, "out");                        // [N_sp, h]

@@ -57,6 +57,10 @@ TensorId moe(Builder& b, TensorId m_y, const config::Model& model, const config:
                            s.router_dtype);                                              // [T, E]
   b.list().ops.back().model_flops = 0; // Megatron's count leaves the router out
   RouteOutputs routing = route(b, "routing", logits, a, "kept by the routing functions and as dispatcher attributes");
+  if (a.aux_coeff > 0) { // slots are counted over the ranks that hold other tokens of the same sequences
+    if (d.sp) b.list().ops.back().collectives.push_back({CollectiveKind::AllReduce, Group::Tp, d.tp, s.experts * 8});
+    if (d.cp > 1) b.list().ops.back().collectives.push_back({CollectiveKind::AllReduce, Group::Cp, d.cp, s.experts * 8});
+  }
   b.hold(routing.probs, HoldKind::NextForward);
   b.hold(routing.map, HoldKind::NextForward);
   PermuteOutputs sorted = permute(b, "permute", m_y, routing, sent, run.moe_permute_fusion, a); // [T k, h]
@@ -72,6 +76,8 @@ TensorId moe(Builder& b, TensorId m_y, const config::Model& model, const config:
   TensorId rows = grouped_linear(b, "expert_fc2", act, b.param("moe.experts.fc2", weights, d.dtype), d.hidden, a, "e_out");
   if (over.any()) rows = combine(b, "combine", rows, sent, home.back, home.out, a, "combined");
   TensorId routed = unpermute(b, "unpermute", rows, sorted.row_map, T, a, "routed");    // [T, h]
+  if (run.settings.moe_probs_at_unpermute)
+    b.list().ops.back().pins = {{rows, "multiplied by its probability in unpermute"}, {sorted.prob, "its factor"}};
   return shared < 0 ? routed : residual_add(b, "moe_out", routed, shared, "moe_sum");
 }
 
