@@ -57,7 +57,7 @@ inline std::vector<Batch> batches(const config::Model& m, const config::Run& r, 
       b.ids.push_back(static_cast<std::int64_t>(random.bits(2 * t) % static_cast<std::uint64_t>(m.vocab)));
       b.labels.push_back(static_cast<std::int64_t>(random.bits(2 * t + 1) % static_cast<std::uint64_t>(m.vocab)));
     }
-    b.labels[3] = -100;
+    if (n > 3) b.labels[3] = -100;
     b.sequences = dense_sequences(r.micro_batch, r.seq);
     out.push_back(std::move(b));
   }

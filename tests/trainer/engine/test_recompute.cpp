@@ -6,7 +6,7 @@
 
 #include "config/profiles.h"
 #include "core/error.h"
-#include "fixture.h"
+#include "identical.h"
 #include "plan/plan.h"
 
 using namespace gdn;
@@ -37,39 +37,8 @@ config::Model small(std::vector<LayerKind> mixers, std::vector<MlpKind> mlps) {
   return m;
 }
 
-// Every setting of `settings`: loss and all gradients those without recompute, bit by bit; the ledger
-// equal to the prediction at every event (the executor throws otherwise) and at the peak.
-void check_identical(Session& s, const std::vector<plan::Setting>& settings, bool hypothetical = false) {
-  const auto batches = fixture::batches(s.model(), s.run_settings());
-  s.parameters().initialise(3);
-  s.use({});
-  const fixture::Outcome base = fixture::outcome(s, batches);
-  REQUIRE(std::isfinite(base.result.loss));
-  size_t ran = 0;
-  for (const plan::Setting& setting : settings) {
-    CAPTURE(setting.text());
-    try {
-      s.use(setting);
-    } catch (const Error& e) { // hypothetical forms may overlap, or drop what another one still has to read
-      CHECK(hypothetical);
-      CHECK(e.code() == ErrorCode::Config);
-      continue;
-    }
-    ++ran;
-    const fixture::Outcome o = fixture::outcome(s, batches);
-    CHECK(o.result.loss == base.result.loss);
-    CHECK(o.result.expert_load == base.result.expert_load); // a replay counts nothing twice
-    CHECK(o.result.aux_loss == base.result.aux_loss);
-    CHECK(o.result.peak.bytes == predicted_peak(s.program()).bytes + s.parameters().bytes().total());
-    bool equal = true;
-    for (size_t i = 0; i < base.gradients.size(); ++i)
-      if (o.gradients[i] != base.gradients[i]) {
-        equal = false;
-        MESSAGE("differs: ", s.parameters().slots()[i].name());
-      }
-    CHECK(equal);
-  }
-  CHECK(ran > settings.size() / 2);
+void check_identical(Session& s, const std::vector<plan::Setting>& settings) {
+  CHECK(fixture::check_identical(s, settings, fixture::is_hypothetical) > settings.size() / 2);
 }
 
 // Settings of at most `most` modules, and one in `every` of the larger ones.
@@ -104,7 +73,7 @@ TEST_CASE("megatron: hypothetical forms and user spans") {
   });
   CHECK(with_spans > 0);
   CHECK(discards > 0);
-  check_identical(s, thinned(settings, 1, settings.size() / 60), true);
+  check_identical(s, thinned(settings, 1, settings.size() / 60));
 }
 
 TEST_CASE("megatron: the other forms of the stack") {
