@@ -6,13 +6,17 @@
 
 #include "core/error.h"
 #include "planner/commands/commands.h"
+#include "planner/usage.h"
 #include "planner/version.h"
+#include "report/document.h"
 
 namespace {
 
 int report(const gdn::Error& e) {
-  fmt::print(stderr, "gdnplan: error: {}\n", e.what());
-  if (!e.hint().empty()) fmt::print(stderr, "  {}\n", e.hint());
+  gdn::report::Document d;
+  d.line(std::string("gdnplan: error: ") + e.what());
+  if (!e.hint().empty()) d.line(e.hint(), gdn::report::Tone::Plain, 2);
+  fmt::print(stderr, "{}", gdn::report::render_text(d)); // long lists of what is allowed wrap at 100 columns
   return gdn::exit_status(e.code());
 }
 
@@ -30,6 +34,8 @@ int run(int argc, char** argv) {
   add(gdn::planner::add_plan);
   add(gdn::planner::add_estimate);
   add(gdn::planner::add_layer);
+  add(gdn::planner::add_search);
+  add(gdn::planner::add_explain);
   add(gdn::planner::add_compare);
   add(gdn::planner::add_import);
   add(gdn::planner::add_check);
@@ -38,8 +44,8 @@ int run(int argc, char** argv) {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     // Help and version end 0; every other parse error is a usage error, on stderr.
-    const int code = program.exit(e, std::cout, std::cerr);
-    return code == 0 ? 0 : 2;
+    if (e.get_exit_code() != 0) throw gdn::planner::usage_error(e, program);
+    return program.exit(e, std::cout, std::cerr);
   }
   for (const Command& c : commands)
     if (c.app->parsed()) return c.run();

@@ -11,11 +11,14 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "core/error.h"
 #include "model/modules.h"
+#include "model/spans.h"
+#include "report/figure.h"
 
 namespace gdn::planner {
 
@@ -42,7 +45,7 @@ void ModelOptions::add_to(CLI::App& command) {
   shorthand(command, "--etp", "expert_tensor_parallel_size", "expert tensor parallel");
   shorthand(command, "--sp", "sequence_parallel", "sequence parallel, true or false");
   shorthand(command, "--mbs", "micro_batch_size", "sequences in a micro-batch");
-  shorthand(command, "--gbs", "global_batch_size", "sequences in a step");
+  shorthand(command, "--gbs,--global-batch", "global_batch_size", "sequences in a step");
   shorthand(command, "--seq", "seq_length", "tokens in a sequence");
   shorthand(command, "--gpus", "gpus", "GPUs in all");
   shorthand(command, "--granularity", "recompute_granularity", "none, selective or full");
@@ -83,6 +86,24 @@ config::UserSpan parse_span(const std::string& text) {
   return s;
 }
 
+// A profile lists its modules for the stack it was written for; under another one (--stack) they mean
+// nothing, unless the user named modules as well.
+void drop_foreign_modules(Case& c, const ModelOptions& o) {
+  config::Recompute& r = c.profile.run.recompute;
+  const bool native = c.profile.run.stack == "native";
+  auto asked = [&](const char* key) {
+    return std::any_of(o.settings.begin(), o.settings.end(), [&](const config::Setting& s) { return s.key == key; });
+  };
+  if (!asked("stack") || asked("recompute_modules") || !r.modules) return;
+  const bool foreign = std::any_of(r.modules->begin(), r.modules->end(), [&](const std::string& m) {
+    return native ? !model::is_native_module(m) : !model::find_module(m.substr(0, m.find(':')));
+  });
+  if (!foreign) return;
+  c.overrides.push_back(fmt::format("without the profile's modules ({}), which stack {} does not have", join(*r.modules, ", "), c.profile.run.stack));
+  r.modules.reset();
+  if (r.granularity == config::Granularity::Selective) r.granularity = config::Granularity::None;
+}
+
 } // namespace
 
 Case load(const ModelOptions& o) {
@@ -95,6 +116,7 @@ Case load(const ModelOptions& o) {
   if (!o.run_file.empty()) c.overrides.push_back("--run " + o.run_file);
   for (const config::Setting& s : o.settings)
     if (s.key != "recompute_granularity" && s.key != "recompute_modules") c.overrides.push_back(s.key + "=" + s.value);
+  drop_foreign_modules(c, o);
   for (const std::string& s : o.spans) c.profile.run.recompute.user_spans.push_back(parse_span(s));
   if (!o.budget.empty()) {
     c.budget = parse_bytes(o.budget, "--budget");
@@ -155,10 +177,14 @@ void write(const Output& output, const OutputOptions& options) {
     if (ending == ".json" && output.json) format = "json";
     if ((ending == ".yaml" || ending == ".yml") && output.yaml) format = "yaml";
     if (ending == ".csv") format = "csv";
+    if (ending == ".html" && output.html) format = "html";
+    if (ending == ".svg" && output.svg) format = "svg";
   }
   std::string text;
   if (format == "json") text = output.json().dump(2) + "\n";
   else if (format == "yaml") text = output.yaml();
+  else if (format == "html") text = report::render_html(output.html());
+  else if (format == "svg") text = report::standalone(output.svg());
   else if (format == "csv") text = report::render_csv(output.csv ? output.csv() : output.text);
   else text = report::render_text(output.text, options.style());
   if (!options.file.empty()) return write_file(options.file, text);

@@ -4,12 +4,16 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "config/profiles.h"
 #include "core/units.h"
 #include "report/document.h"
+#include "report/html.h"
+
+namespace CLI {
+class App;
+}
 
 namespace gdn::planner {
 
@@ -52,6 +56,8 @@ struct Output {
   report::Document text;
   std::function<Json()> json;
   std::function<std::string()> yaml;
+  std::function<report::Page()> html;
+  std::function<std::string()> svg;      // one figure
   std::function<report::Document()> csv; // raw numbers for scripts; unset: the text's own tables
 };
 // Writes to stdout, or whole to -o FILE (a temporary beside it, renamed). The format follows the file's

@@ -10,9 +10,14 @@ namespace gdn::planner {
 
 using Runner = std::function<int()>;
 
+inline constexpr const char* kSolveHelp =
+    "seq, micro-batch, gpus or budget: the largest (smallest) that fits instead of the usual answer";
+
 Runner add_plan(CLI::App& program);
 Runner add_estimate(CLI::App& program);
 Runner add_layer(CLI::App& program);
+Runner add_search(CLI::App& program);
+Runner add_explain(CLI::App& program);
 Runner add_compare(CLI::App& program);
 Runner add_import(CLI::App& program);
 Runner add_check(CLI::App& program);

@@ -130,26 +130,71 @@ struct CompareCommand {
     return fmt::format("{:.5g} {}", v, unit);
   }
 
-  report::Document text(const config::Profile&, const config::Profile&, const std::vector<Difference>& rows,
+  // What a row belongs to: its key's first part ("categories", "layers", "ops", "memory", "time").
+  struct Summary {
+    std::string group;
+    std::int64_t rows = 0;
+    double absolute = 0, sum = 0, worst = 0;
+    std::string worst_row = {};
+
+    void add(const Difference& d) {
+      const double r = d.relative();
+      ++rows;
+      absolute += std::fabs(r);
+      sum += r;
+      if (rows == 1 || std::fabs(r) > std::fabs(worst)) worst = r, worst_row = d.key + (d.set.empty() ? "" : ", " + d.set);
+    }
+    double mean() const { return absolute / static_cast<double>(rows); }
+    double bias() const { return sum / static_cast<double>(rows); }
+  };
+
+  // By group in the order they come, then over everything.
+  static std::vector<Summary> summaries(const std::vector<Difference>& rows) {
+    std::vector<Summary> out;
+    Summary all{"all"};
+    for (const Difference& r : rows) {
+      if ((r.a == 0 && r.b == 0) || !std::isfinite(r.relative())) continue;
+      const std::string group = r.key.substr(0, r.key.find('.'));
+      auto it = std::find_if(out.begin(), out.end(), [&](const Summary& s) { return s.group == group; });
+      if (it == out.end()) it = out.insert(it, Summary{group});
+      it->add(r);
+      all.add(r);
+    }
+    if (all.rows > 0) out.push_back(std::move(all));
+    return out;
+  }
+
+  static std::string origin(const config::Profile& p) {
+    std::string text;
+    for (const char* key : {"kind", "model", "stack", "hardware", "device"})
+      for (const auto& [k, v] : p.identity)
+        if (k == key && !v.empty()) text += (text.empty() ? "" : ", ") + v;
+    return text;
+  }
+
+  report::Document text(const config::Profile& a, const config::Profile& b, const std::vector<Difference>& rows,
                         const std::vector<std::string>& unmatched, bool failed) const {
     report::Document d;
-    d.heading(fmt::format("{} | {}", first, second.empty() ? "observed" : second));
+    d.pairs({{"first", fmt::format("{} ({})", first, origin(a))}, {"second", fmt::format("{} ({})", second.empty() ? "--observed" : second, origin(b))}});
+    d.heading("Second against first");
     report::Table t{"compare", {{"modules", report::Align::Left, true}, {"row", report::Align::Left, true}, {"first", report::Align::Right}, {"second", report::Align::Right}, {"difference", report::Align::Right}}};
-    double sum = 0, absolute = 0, worst = 0;
-    std::int64_t counted = 0;
     for (const Difference& r : rows) {
       if (r.a == 0 && r.b == 0) continue;
       const bool over = fail_above >= 0 && std::fabs(r.relative()) > fail_above;
       t.rows.push_back({r.set, r.key, value(r.a, r.unit), value(r.b, r.unit), {std::isfinite(r.relative()) ? percent(r.relative(), 2) : "new", over ? report::Tone::Bad : report::Tone::Plain}});
-      if (!std::isfinite(r.relative())) continue;
-      sum += r.relative();
-      absolute += std::fabs(r.relative());
-      if (std::fabs(r.relative()) > std::fabs(worst)) worst = r.relative();
-      ++counted;
     }
     d.table(std::move(t));
-    if (counted)
-      d.line(fmt::format("{} rows: mean error {:.2f} %, worst {}, bias {}", counted, 100 * absolute / static_cast<double>(counted), percent(worst, 2), percent(sum / static_cast<double>(counted), 2)), report::Tone::Strong, 2);
+    const std::vector<Summary> sums = summaries(rows);
+    if (sums.size() > 2) {
+      d.heading("Errors by kind of row");
+      report::Table st{"summary", {{"rows of"}, {"count", report::Align::Right}, {"mean", report::Align::Right}, {"bias", report::Align::Right}, {"worst", report::Align::Right}, {"at", report::Align::Left, true}}};
+      for (const Summary& s : sums)
+        if (s.group != "all")
+          st.rows.push_back({s.group, fmt::format("{}", s.rows), fmt::format("{:.2f} %", 100 * s.mean()), percent(s.bias(), 2), percent(s.worst, 2), s.worst_row});
+      d.table(std::move(st));
+    }
+    if (!sums.empty())
+      d.line(fmt::format("{} rows: mean error {:.2f} %, worst {}, bias {}", sums.back().rows, 100 * sums.back().mean(), percent(sums.back().worst, 2), percent(sums.back().bias(), 2)), report::Tone::Strong, 2);
     for (const std::string& u : unmatched) d.line("- " + u, report::Tone::Dim, 2);
     if (failed) d.line(fmt::format("over the tolerance of {:.3g} %", fail_above * 100), report::Tone::Bad, 2);
     return d;
@@ -173,6 +218,10 @@ struct CompareCommand {
       list.push_back({{"modules", r.set}, {"row", r.key}, {"unit", r.unit}, {"first", r.a}, {"second", r.b},
                       {"relative", std::isfinite(r.relative()) ? Json(r.relative()) : Json(nullptr)}, {"sources", r.sources}});
     j["rows"] = std::move(list);
+    Json sums = Json::array();
+    for (const Summary& s : summaries(rows))
+      sums.push_back({{"group", s.group}, {"rows", s.rows}, {"mean", s.mean()}, {"bias", s.bias()}, {"worst", s.worst}, {"worst_row", s.worst_row}});
+    j["summary"] = std::move(sums);
     j["unmatched"] = unmatched;
     j["over_tolerance"] = failed;
     j["assumptions"] = Json::array();

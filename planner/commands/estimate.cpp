@@ -3,6 +3,8 @@
 #include "core/error.h"
 #include "model/validate.h"
 #include "planner/commands/commands.h"
+#include "planner/layouts.h"
+#include "planner/page.h"
 #include "planner/results.h"
 
 namespace gdn::planner {
@@ -12,10 +14,12 @@ namespace {
 struct EstimateCommand {
   ModelOptions model;
   OutputOptions output;
+  std::string solve;
   bool ranks = false;
 
   int run() {
     const Case c = load(model);
+    if (!solve.empty()) return run_solve(c, solve, plan::Freedom::Setting, output);
     require_legal(c, plan::Setting::of(c.profile.run));
     plan::Estimator estimator(c.profile.model, c.profile.run, c.hardware, c.budget);
     const plan::Setting setting = plan::Setting::of(c.profile.run);
@@ -31,6 +35,12 @@ struct EstimateCommand {
     out.json = [&] { return json(c, e, layers, notices, assumptions); };
     out.csv = [&] { return csv(e); };
     out.yaml = [&] { return config::to_yaml(make_profile(c, {e}, &estimator)); };
+    out.svg = [&] { return memory_figure(c, estimator, e); };
+    out.html = [&] {
+      plan::PlanOptions options;
+      options.budget = c.budget;
+      return make_page(c, estimator, e, plan::make_plan(c.profile.model, c.profile.run, c.hardware, options), out.text);
+    };
     write(out, output);
     return e.fits ? 0 : 3;
   }
@@ -162,7 +172,8 @@ Runner add_estimate(CLI::App& program) {
   auto command = std::make_shared<EstimateCommand>();
   CLI::App* app = program.add_subcommand("estimate", "one configuration: memory by category, phase, rank and layer; throughput");
   command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv", "yaml"});
+  command->output.add_to(*app, {"text", "json", "csv", "yaml", "html", "svg"});
+  app->add_option("--solve", command->solve, kSolveHelp);
   app->add_flag("--ranks", command->ranks, "one row a pipeline rank");
   app->footer("Example: gdnplan estimate qwen3-next-80b-a3b --modules gdn_qkv,moe --ranks\nExit: 0 fits, 3 does not fit");
   return [command] { return command->run(); };

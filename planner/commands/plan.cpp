@@ -2,6 +2,9 @@
 
 #include "core/error.h"
 #include "planner/commands/commands.h"
+#include "planner/exploration.h"
+#include "planner/layouts.h"
+#include "planner/page.h"
 #include "planner/results.h"
 
 namespace gdn::planner {
@@ -13,11 +16,14 @@ constexpr size_t kShown = 12; // rows of the table before --all
 struct PlanCommand {
   ModelOptions model;
   OutputOptions output;
-  bool hypothetical = false, all = false;
+  std::string solve;
+  bool hypothetical = false, all = false, explore = false;
 
   int run() {
     const Case c = load(model);
+    if (!solve.empty()) return run_solve(c, solve, plan::Freedom::Plan, output);
     require_legal(c, plan::Setting::of(c.profile.run));
+    if (explore) return run_explore(c, all, output);
     if (!c.profile.run.recompute.user_spans.empty() && !hypothetical)
       throw Error(ErrorCode::Usage, "--span: a span that no revision offers enters a plan only with --hypothetical",
                   "add --hypothetical, or price it alone with `gdnplan estimate`");
@@ -34,6 +40,12 @@ struct PlanCommand {
       for (const plan::Candidate& k : p.candidates)
         if (all || !k.dominated) estimates.push_back(k.estimate);
       return config::to_yaml(make_profile(c, estimates, nullptr));
+    };
+    const plan::Setting shown = p.proposal ? p.proposal->setting : p.candidates.front().estimate.setting;
+    out.svg = [&] { return settings_figure(p, shown); };
+    out.html = [&] {
+      plan::Estimator estimator(c.profile.model, c.profile.run, c.hardware, c.budget);
+      return make_page(c, estimator, estimator.evaluate(shown), p, out.text);
     };
     write(out, output);
     return p.proposal ? 0 : 3;
@@ -173,8 +185,10 @@ Runner add_plan(CLI::App& program) {
   auto command = std::make_shared<PlanCommand>();
   CLI::App* app = program.add_subcommand("plan", "every legal combination of recompute modules, ranked, and the one to use");
   command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv", "yaml"});
+  command->output.add_to(*app, {"text", "json", "csv", "yaml", "html", "svg"});
+  app->add_option("--solve", command->solve, kSolveHelp);
   app->add_flag("--hypothetical", command->hypothetical, "also forms that no revision offers, and --span");
+  app->add_flag("--explore", command->explore, "every contiguous span of every layer kind as a checkpoint, beside today's modules");
   app->add_flag("--all", command->all, "list dominated settings too");
   app->footer("Example: gdnplan plan qwen3.5-35b-a3b --hardware h200 --seq 8192\nExit: 0 something fits, 3 nothing fits");
   return [command] { return command->run(); };

@@ -1,6 +1,7 @@
 #include "plan/search.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -182,7 +183,7 @@ class Searcher {
 public:
   Searcher(const config::Model& model, const config::Run& run, const config::Hardware& hardware, const SearchOptions& options)
       : model_(model), hardware_(hardware), options_(options), budget_(options.budget.value_or(hardware.memory)),
-        points_(parallel_points(model, run, options.optimizer_options)) {
+        points_(parallel_points(model, run, options)) {
     if (points_.empty()) throw Error(ErrorCode::Config, "no legal layout of these GPUs and this global batch",
                                      "`check` says which rule a layout breaks; gpus and global batch need common divisors");
     kinds_ = kinds_of(model, kind_of_);
@@ -193,8 +194,29 @@ public:
     settings_ = &settings;
     out_.counts.parallel_points = static_cast<std::int64_t>(points_.size());
     prepare();
-    bound_all();
-    price();
+    // First the two ends of every point, no recompute and all of it: the fast and the small candidates
+    // that they price settle most points whole.
+    std::vector<size_t> ends, others;
+    for (size_t s = 0; s < settings.all.size(); ++s) {
+      const Setting& x = settings.all[s];
+      const bool end = x.granularity == Granularity::None || (x.method == "uniform" && x.num_layers == 1);
+      (end ? ends : others).push_back(s);
+    }
+    std::vector<std::uint32_t> open;
+    for (std::uint32_t i = 0; i < points_.size(); ++i) {
+      out_.counts.candidates += usable(i, ends) + usable(i, others);
+      out_.counts.settings = std::max(out_.counts.settings, usable(i, ends) + usable(i, others));
+      if (state(i) > budget_) out_.counts.static_state += usable(i, ends) + usable(i, others);
+      else open.push_back(i);
+    }
+    least_step_.assign(points_.size(), 0);
+    price(bounds(open, ends, 0.1, 0.2, "bounds of no and full recompute"), 0.3, 0.1);
+    std::erase_if(open, [&](std::uint32_t i) { // recompute adds time and frees no static state
+      const bool out = covered(least_step_[i], state(i));
+      if (out) out_.counts.dominated += usable(i, others);
+      return out;
+    });
+    price(bounds(open, others, 0.4, 0.4, "bounds of every setting"), 0.8, 0.2);
     finish();
     return std::move(out_);
   }
@@ -219,12 +241,12 @@ private:
       auto& chunks = chunks_[{p.pp, p.vp}];
       if (chunks.empty()) chunks = model::pipeline_chunks(model_.layers(), p);
     }
+    report(0, "static state");
     states_.resize(first.size());
     for_each_parallel(first.size(), [&](size_t i, size_t) {
       const model::ParameterTable table = model::parameter_table(model_, *first[i]);
       for (std::int64_t r = 0; r < first[i]->parallel.pp; ++r)
         states_[i].push_back(model::static_state(table, model_, *first[i], r).total());
-      report(i, first.size(), 0, 0.2, "static state");
     });
   }
 
@@ -234,79 +256,89 @@ private:
     return n;
   }
 
-  // Bounds of every candidate whose static state leaves room; kept where they may fit.
-  void bound_all() {
-    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::uint32_t>> groups; // by (TP, CP, micro-batch)
-    for (std::uint32_t i = 0; i < points_.size(); ++i) {
-      const config::Run& r = points_[i];
-      std::int64_t usable = 0;
-      const std::int64_t depth = deepest(r);
-      for (const Setting& s : settings_->all) usable += s.granularity != Granularity::Full || s.num_layers <= depth;
-      out_.counts.settings = std::max(out_.counts.settings, usable);
-      out_.counts.candidates += usable;
-      const std::vector<Bytes>& state = states_[state_of_[i]];
-      if (*std::max_element(state.begin(), state.end()) > budget_) out_.counts.static_state += usable;
-      else groups[{r.parallel.tp, r.parallel.cp, r.micro_batch}].push_back(i);
-    }
-    std::vector<std::vector<std::uint32_t>*> work;
-    for (auto& [key, members] : groups) work.push_back(&members);
-    std::vector<std::vector<Candidate>> found(work.size());
-    std::vector<std::int64_t> over(work.size());
-    for_each_parallel(work.size(), [&](size_t g, size_t) {
-      std::vector<std::uint32_t>& members = *work[g];
+  Bytes state(std::uint32_t point) const {
+    const std::vector<Bytes>& ranks = states_[state_of_[point]];
+    return *std::max_element(ranks.begin(), ranks.end());
+  }
+
+  // How many of `settings` a point has: full granularity goes as deep as its chunks.
+  std::int64_t usable(std::uint32_t point, const std::vector<size_t>& settings) const {
+    const std::int64_t depth = deepest(points_[point]);
+    return std::count_if(settings.begin(), settings.end(), [&](size_t s) { return applies(settings_->all[s], depth); });
+  }
+  static bool applies(const Setting& s, std::int64_t depth) { return s.granularity != Granularity::Full || s.num_layers <= depth; }
+
+  // Bounds of `settings` at `points`: candidates that may fit and that nothing priced so far covers.
+  std::vector<Candidate> bounds(const std::vector<std::uint32_t>& points, const std::vector<size_t>& settings, double from,
+                                double share, const char* what) {
+    std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, std::vector<std::uint32_t>> groups; // (TP, CP, micro-batch)
+    for (std::uint32_t i : points) groups[{points_[i].parallel.tp, points_[i].parallel.cp, points_[i].micro_batch}].push_back(i);
+    struct Task {
+      std::vector<std::uint32_t> points;
+      std::vector<Candidate> found = {};
+      std::int64_t over = 0, dominated = 0;
+    };
+    std::vector<Task> tasks;
+    for (auto& [key, members] : groups) {
       std::stable_sort(members.begin(), members.end(), [&](std::uint32_t a, std::uint32_t b) {
         const config::Parallel &x = points_[a].parallel, &y = points_[b].parallel;
         return std::pair(x.ep, x.etp) < std::pair(y.ep, y.etp);
       });
+      tasks.push_back({std::move(members)});
+    }
+    std::atomic<size_t> done = 0;
+    for_each_parallel(tasks.size(), [&](size_t t, size_t) {
+      Task& task = tasks[t];
       Shape::Mixers mixers;
       std::unique_ptr<Shape> shape;
       std::pair<std::int64_t, std::int64_t> current{0, 0};
-      for (std::uint32_t i : members) {
+      for (std::uint32_t i : task.points) {
         const config::Run& r = points_[i];
         if (!shape || current != std::pair(r.parallel.ep, r.parallel.etp)) {
           shape = std::make_unique<Shape>(model_, r, hardware_, *settings_, kinds_, mixers);
           current = {r.parallel.ep, r.parallel.etp};
         }
-        over[g] += bound_point(i, *shape, found[g]);
+        const std::int64_t depth = deepest(r);
+        for (size_t s : settings) {
+          if (!applies(settings_->all[s], depth)) continue;
+          const Bound b = bound(i, *shape, s);
+          if (settings_->all[s].granularity == Granularity::None) least_step_[i] = b.step;
+          if (b.peak > budget_) ++task.over;
+          else if (covered(b.step, b.peak)) ++task.dominated;
+          else task.found.push_back({b, i, static_cast<std::uint32_t>(s)});
+        }
       }
-      report(g, work.size(), 0.2, 0.6, "lower bounds");
+      report(from + share * static_cast<double>(++done) / static_cast<double>(tasks.size()), what);
     });
-    for (size_t g = 0; g < work.size(); ++g) {
-      out_.counts.memory_bound += over[g];
-      candidates_.insert(candidates_.end(), found[g].begin(), found[g].end());
+    std::vector<Candidate> candidates;
+    for (Task& t : tasks) {
+      out_.counts.memory_bound += t.over;
+      out_.counts.dominated += t.dominated;
+      candidates.insert(candidates.end(), t.found.begin(), t.found.end());
     }
-    std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+    std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
       return std::tuple(a.bound.step, a.bound.peak, a.point, a.setting) < std::tuple(b.bound.step, b.bound.peak, b.point, b.setting);
     });
+    return candidates;
   }
 
-  std::int64_t bound_point(std::uint32_t i, Shape& shape, std::vector<Candidate>& out) const {
-    const config::Run& r = points_[i];
+  Bound bound(std::uint32_t point, Shape& shape, size_t setting) const {
+    const config::Run& r = points_[point];
     const config::Parallel& p = r.parallel;
     const int m = program::steady_micro_batches(static_cast<int>(p.pp), static_cast<int>(p.vp), static_cast<int>(r.micro_batches()));
-    const auto& moments = moments_.at({p.pp, p.vp, m});
-    const auto& chunks = chunks_.at({p.pp, p.vp});
-    const std::int64_t depth = deepest(r);
-    std::int64_t over = 0;
-    for (size_t s = 0; s < settings_->all.size(); ++s) {
-      const Setting& setting = settings_->all[s];
-      if (setting.granularity == Granularity::Full && setting.num_layers > depth) continue;
-      const Bound b = lower_bound(shape.under(s), setting, chunks, kind_of_, moments, states_[state_of_[i]], r.micro_batches());
-      if (b.peak > budget_) ++over;
-      else out.push_back({b, i, static_cast<std::uint32_t>(s)});
-    }
-    return over;
+    return lower_bound(shape.under(setting), settings_->all[setting], chunks_.at({p.pp, p.vp}), kind_of_, moments_.at({p.pp, p.vp, m}),
+                       states_[state_of_[point]], r.micro_batches());
   }
 
   // Exact prices in the order of the step's bound, in batches of a fixed size: a candidate is left out
   // when one that was priced before is no slower and needs no more than its bounds.
-  void price() {
+  void price(const std::vector<Candidate>& candidates, double from, double share) {
     constexpr size_t kBatch = 32;
     size_t next = 0;
-    while (next < candidates_.size()) {
+    while (next < candidates.size()) {
       std::vector<const Candidate*> batch;
-      for (; next < candidates_.size() && batch.size() < kBatch; ++next) {
-        const Candidate& c = candidates_[next];
+      for (; next < candidates.size() && batch.size() < kBatch; ++next) {
+        const Candidate& c = candidates[next];
         if (covered(c.bound.step, c.bound.peak)) ++out_.counts.dominated;
         else batch.push_back(&c);
       }
@@ -327,14 +359,14 @@ private:
       for (size_t i = 0; i < batch.size(); ++i) insert(*batch[i], std::move(estimates[i]));
       out_.counts.evaluated += static_cast<std::int64_t>(batch.size());
       if (estimators_.size() > 256) estimators_.clear();
-      report(next, candidates_.size(), 0.8, 0.2, "exact prices");
+      report(from + share * static_cast<double>(next) / static_cast<double>(candidates.size()), "exact prices");
     }
   }
 
+  // Whether something priced is no slower and needs no more. `edge_` mirrors the front: steps rise, peaks fall.
   bool covered(Seconds step, Bytes peak) const {
-    return std::any_of(out_.front.begin(), out_.front.end(), [&](const SearchPoint& p) {
-      return p.estimate.step_seconds <= step && p.estimate.peak_bytes <= peak;
-    });
+    auto after = std::upper_bound(edge_.begin(), edge_.end(), step, [](Seconds s, const auto& e) { return s < e.first; });
+    return after != edge_.begin() && (after - 1)->second <= peak;
   }
 
   void insert(const Candidate& c, Estimate e) {
@@ -353,6 +385,8 @@ private:
       return p.estimate.step_seconds > point.estimate.step_seconds;
     });
     out_.front.insert(at, std::move(point));
+    edge_.clear();
+    for (const SearchPoint& p : out_.front) edge_.emplace_back(p.estimate.step_seconds, p.estimate.peak_bytes);
   }
 
   void finish() {
@@ -363,11 +397,11 @@ private:
     out_.assumptions = estimator.assumptions();
   }
 
-  void report(size_t done, size_t all, double from, double share, const char* what) const {
+  void report(double share, const char* what) const {
     if (!options_.progress) return;
     static std::mutex mutex;
     std::lock_guard lock(mutex);
-    options_.progress(from + share * static_cast<double>(done + 1) / static_cast<double>(all), what);
+    options_.progress(share, what);
   }
 
   const config::Model& model_;
@@ -382,7 +416,8 @@ private:
   std::vector<std::vector<Bytes>> states_;
   std::map<std::tuple<std::int64_t, std::int64_t, int>, std::vector<std::vector<Moment>>> moments_;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<model::Chunk>> chunks_;
-  std::vector<Candidate> candidates_;
+  std::vector<Seconds> least_step_; // of a point without recompute
+  std::vector<std::pair<Seconds, Bytes>> edge_;
   std::map<std::uint32_t, std::unique_ptr<Estimator>> estimators_;
   std::optional<Estimate> least_;
   std::uint32_t least_point_ = 0;

@@ -12,6 +12,7 @@ namespace gdn::plan {
 struct SearchOptions {
   std::optional<Bytes> budget = {};
   bool optimizer_options = false; // also bf16 gradients and the precision-aware optimizer's dtypes
+  std::optional<std::int64_t> micro_batch = {}; // only layouts with this one
   // Called with the share done, 0 to 1, and what is going on; from several threads, one at a time.
   std::function<void(double, const char*)> progress = {};
 };
@@ -47,7 +48,7 @@ Search search(const config::Model& model, const config::Run& run, const config::
               const SearchOptions& options = {});
 
 // The legal points of a search, in order. `run` with each point's sizes; what `search` walks.
-std::vector<config::Run> parallel_points(const config::Model& model, const config::Run& run, bool optimizer_options);
+std::vector<config::Run> parallel_points(const config::Model& model, const config::Run& run, const SearchOptions& options = {});
 
 // A run's sizes as Megatron-LM arguments: "--tensor-model-parallel-size", "2", ...
 std::vector<std::string> megatron_parallel_flags(const config::Run& run);

@@ -38,7 +38,7 @@ std::vector<config::Optimizer> optimizers(const config::Optimizer& own, bool all
 
 } // namespace
 
-std::vector<config::Run> parallel_points(const config::Model& model, const config::Run& given, bool optimizer_options) {
+std::vector<config::Run> parallel_points(const config::Model& model, const config::Run& given, const SearchOptions& options) {
   std::vector<config::Run> points;
   config::Run run = Setting{}.applied_to(given);
   config::Parallel& p = run.parallel;
@@ -54,7 +54,7 @@ std::vector<config::Run> parallel_points(const config::Model& model, const confi
         if (vp == 1 || pp > 1) stages.insert({pp, vp});
     if (pp == own.pp && !own.layout.empty()) stages.insert({pp, own.vp});
   }
-  const std::vector<config::Optimizer> forms = optimizers(given.optimizer, optimizer_options);
+  const std::vector<config::Optimizer> forms = optimizers(given.optimizer, options.optimizer_options);
   for (std::int64_t tp : divisors(gpus))
     for (std::int64_t cp : divisors(gpus / tp)) {
       p.tp = tp;
@@ -72,6 +72,7 @@ std::vector<config::Run> parallel_points(const config::Model& model, const confi
             p.ep = ep;
             p.etp = etp;
             for (std::int64_t mbs : divisors(run.global_batch / dp)) {
+              if (options.micro_batch && mbs != *options.micro_batch) continue;
               run.micro_batch = mbs;
               for (const config::Optimizer& o : forms) {
                 run.optimizer = o;

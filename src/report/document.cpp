@@ -31,6 +31,11 @@ Document& Document::table(Table t) {
   return *this;
 }
 
+Document& Document::figure(std::string svg, std::string caption) {
+  blocks.emplace_back(Figure{std::move(svg), std::move(caption)});
+  return *this;
+}
+
 namespace {
 
 // Columns a UTF-8 text takes (every code point counts one).
@@ -96,6 +101,8 @@ public:
   }
 
 private:
+  void render(const Figure&) {}
+
   void render(const Heading& h) {
     if (!out_.empty()) out_ += "\n";
     out_ += paint(h.text, Tone::Strong, style_.colour) + "\n";

@@ -42,7 +42,12 @@ struct Pairs {
   std::vector<std::pair<std::string, std::string>> rows;
 };
 
-using Block = std::variant<Heading, Line, Pairs, Table>;
+// A drawing (report/figure.h): shown by HTML, passed over by text and CSV.
+struct Figure {
+  std::string svg, caption;
+};
+
+using Block = std::variant<Heading, Line, Pairs, Table, Figure>;
 
 struct Document {
   std::vector<Block> blocks = {};
@@ -52,6 +57,7 @@ struct Document {
   Document& verbatim(std::string text, int indent = 2); // something to paste
   Document& pairs(std::vector<std::pair<std::string, std::string>> rows);
   Document& table(Table t);
+  Document& figure(std::string svg, std::string caption);
 };
 
 struct TextStyle {

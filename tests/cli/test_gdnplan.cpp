@@ -59,11 +59,16 @@ TEST_CASE("every wrong input ends with code 2, one message, the position and the
   };
   const std::vector<Case> cases{
       {{}, ""},
-      {{"pln", "tiny"}, ""},
+      {{"pln", "tiny"}, "did you mean 'plan'"},
       {{"plan"}, "MODEL"},
       {{"plan", "qwen3.5-35b-a3"}, "qwen3.5-35b-a3b"},
       {{"plan", "tiny", "--hardware", "h20o"}, "h200"},
       {{"plan", "tiny", "--no-such-option"}, "--no-such-option"},
+      {{"plan", "tiny", "--bugdet", "80GiB"}, "did you mean '--budget'"},
+      {{"plan", "tiny", "--format", "jsn"}, "did you mean 'json'"},
+      {{"plan", "tiny", "--solve", "sequence"}, "seq"},
+      {{"search", "tiny", "--gpus", "3", "--global-batch", "4", "--solve", "gpu"}, "gpus"},
+      {{"plan", "tiny", "--granularity", "full", "--set", "recompute_method=uniform", "--set", "recompute_num_layers=1", "--explore"}, "--explore"},
       {{"plan", "tiny", "--tp", "two"}, "--tp"},
       {{"plan", "tiny", "--set", "micro_batchsize=2"}, "micro_batch_size"},
       {{"plan", "tiny", "--budget", "12XB"}, "--budget"},
@@ -94,6 +99,8 @@ TEST_CASE("every wrong input ends with code 2, one message, the position and the
     Result r = plan(c.arguments);
     CAPTURE(r.err);
     CHECK(r.status == 2);
+    if (c.arguments.empty() || c.arguments[0] != "check") CHECK(r.err.rfind("gdnplan: error: ", 0) == 0);
+    CHECK(longest_line(r.err) <= 100);
     if (c.arguments.empty() || c.arguments[0] != "check") CHECK(r.out.empty());
     CHECK(r.err.find(c.mentions) != std::string::npos);
   }
@@ -217,6 +224,112 @@ TEST_CASE("a hypothetical span is priced and never proposed") {
   }
   CHECK(seen);
   CHECK(j["proposal"]["setting"].get<std::string>().find("prep") == std::string::npos);
+}
+
+TEST_CASE("search: the front and the best, as text, JSON, CSV and a run file that estimates to the same") {
+  Folder folder;
+  const std::vector<std::string> search{"search", "qwen3.5-35b-a3b", "--gpus", "8", "--global-batch", "64"};
+  auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = search;
+    all.insert(all.end(), more.begin(), more.end());
+    return plan(all);
+  };
+  Result r = with({});
+  CHECK(r.status == 0);
+  CHECK(r.err.empty()); // no progress line but on a terminal
+  for (const char* part : {"candidates", "alone are over the budget", "priced exactly", "Best: ", "--expert-model-parallel-size"})
+    CHECK(r.out.find(part) != std::string::npos);
+  const Json j = Json::parse(with({"--format", "json"}).out);
+  CHECK(j["schema"] == "gdnplan.search/1");
+  CHECK(j["best"] == j["front"][0]);
+  const Json& n = j["counts"];
+  CHECK(n["candidates"].get<std::int64_t>() ==
+        n["static_state"].get<std::int64_t>() + n["memory_bound"].get<std::int64_t>() + n["dominated"].get<std::int64_t>() + n["evaluated"].get<std::int64_t>());
+  const std::string file = folder.file("best.yaml");
+  CHECK(with({"-o", file}).status == 0);
+  const Json e = Json::parse(plan({"estimate", "qwen3.5-35b-a3b", "--run", file, "--format", "json"}).out);
+  CHECK(e["memory"]["peak_bytes"] == j["best"]["peak_bytes"]);
+  CHECK(e["throughput"]["step_seconds"].get<double>() == doctest::Approx(j["best"]["step_seconds"].get<double>()));
+  CHECK(with({"--budget", "20GiB"}).status == 3);
+}
+
+TEST_CASE("--solve answers the inverse question on every command that prices a run") {
+  auto value = [](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), {"--format", "json"});
+    Result r = plan(arguments);
+    CHECK(r.status == 0);
+    return Json::parse(r.out)["value"].get<std::int64_t>();
+  };
+  const std::int64_t given = value({"estimate", "qwen3.5-35b-a3b", "--solve", "seq"}), any = value({"plan", "qwen3.5-35b-a3b", "--solve", "seq"});
+  CHECK(given > 4096);
+  CHECK(any > given); // recompute makes room
+  CHECK(plan({"estimate", "qwen3.5-35b-a3b", "--seq", std::to_string(given)}).status == 0);
+  CHECK(value({"estimate", "qwen3.5-35b-a3b", "--solve", "budget"}) > value({"plan", "qwen3.5-35b-a3b", "--solve", "budget"}));
+  CHECK(value({"plan", "qwen3.5-35b-a3b", "--solve", "micro-batch"}) > 1);
+  CHECK(value({"search", "tiny", "--solve", "gpus"}) == 1);
+  CHECK(plan({"estimate", "qwen3.5-35b-a3b", "--budget", "20GiB", "--solve", "seq"}).status == 3);
+}
+
+TEST_CASE("explain, explore and compare say what they measured") {
+  Result r = plan({"explain", "qwen3.5-35b-a3b", "--modules", "core_attn,moe_act"});
+  CHECK(r.status == 0);
+  for (const char* part : {"the peak is now in", "largest there", "What each module does", "What would lower the peak"}) CHECK(r.out.find(part) != std::string::npos);
+  const Json x = Json::parse(plan({"plan", "qwen3.5-35b-a3b", "--explore", "--format", "json"}).out);
+  CHECK(x["tried"].get<int>() > 1000);
+  CHECK(x["spans"][0]["bytes_per_millisecond"].get<double>() > x["today"][0]["bytes_per_millisecond"].get<double>());
+  Folder folder;
+  const std::string a = folder.file("a.yaml"), b = folder.file("b.yaml");
+  CHECK(plan({"estimate", "qwen3.5-35b-a3b", "-o", a}).status == 0);
+  CHECK(plan({"estimate", "qwen3.5-35b-a3b", "--modules", "moe_act", "-o", b}).status == 0);
+  const Json c = Json::parse(plan({"compare", a, b, "--format", "json"}).out);
+  bool categories = false, layers = false;
+  for (const Json& s : c["summary"]) {
+    categories = categories || s["group"] == "categories";
+    layers = layers || s["group"] == "layers";
+    CHECK(std::abs(s["bias"].get<double>()) <= s["mean"].get<double>() + 1e-12);
+    CHECK(s["mean"].get<double>() <= std::abs(s["worst"].get<double>()) + 1e-12);
+  }
+  CHECK(categories);
+  CHECK(layers);
+}
+
+TEST_CASE("pages and figures are one self-contained file each") {
+  Folder folder;
+  auto read = [](const std::string& file) {
+    std::ostringstream text;
+    text << std::ifstream(file).rdbuf();
+    return text.str();
+  };
+  for (const char* command : {"plan", "estimate"}) {
+    const std::string page = folder.file("page.html"), figure = folder.file("figure.svg");
+    CHECK(plan({command, "qwen3.5-35b-a3b", "-o", page}).status == 0);
+    CHECK(plan({command, "qwen3.5-35b-a3b", "-o", figure}).status == 0);
+    const std::string html = read(page), svg = read(figure);
+    CHECK(html.rfind("<!doctype html>", 0) == 0);
+    CHECK(html.find("prefers-color-scheme: dark") != std::string::npos);
+    CHECK(html.find("@media print") != std::string::npos);
+    for (const char* remote : {"src=", "href=", "url(", "@import"}) CHECK(html.find(remote) == std::string::npos);
+    CHECK(svg.rfind("<svg ", 0) == 0);
+    CHECK(svg.find("<style>") != std::string::npos);
+    CHECK(svg.size() < 200000);
+  }
+}
+
+TEST_CASE("a profile's modules do not stand in the way of another stack; import takes arguments as they come") {
+  Folder folder;
+  const std::string file = folder.file("listed.yaml", "base: tiny\nname: listed\nrun:\n  recompute_granularity: selective\n  recompute_modules: [moe_act]\n");
+  Result r = plan({"layer", file, "--stack", "native"});
+  CHECK(r.status == 0);
+  CHECK(r.out.find("moe_act") != std::string::npos); // says what it left out
+  CHECK(plan({"layer", file, "--stack", "native", "--modules", "moe_act"}).status == 2); // asked for by name
+  for (std::vector<std::string> form : {std::vector<std::string>{"import", "--", "--tensor-model-parallel-size", "2", "--micro-batch-size", "1"},
+                                        std::vector<std::string>{"import", "--tensor-model-parallel-size", "2", "--micro-batch-size", "1"},
+                                        std::vector<std::string>{"import", "--tensor-model-parallel-size 2 --micro-batch-size 1"}}) {
+    Result i = plan(form);
+    CAPTURE(i.err);
+    CHECK(i.status == 0);
+    CHECK(i.out.find("tensor_model_parallel_size: 2") != std::string::npos);
+  }
 }
 
 TEST_CASE("the program runs from any directory") {
