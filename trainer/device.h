@@ -1,4 +1,5 @@
 #pragma once
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -8,6 +9,7 @@
 
 #include "core/units.h"
 #include "model/provider.h"
+#include "reference/random.h"
 #include "trainer/op_call.h"
 
 namespace gdn::trainer {
@@ -25,6 +27,7 @@ public:
   virtual std::string name() const = 0;            // "cpu", "NVIDIA H200"
   virtual const model::Provider& provider() const = 0; // what its ops need and cost
   virtual Bytes memory() const = 0;                // total, for `fits`
+  virtual FlopsPerSecond peak() const { return 0; } // dense bf16, of the data sheet; 0: unknown
 
   // Memory for the whole run. Throws Error{DoesNotFit} naming `what` and the bytes.
   virtual std::byte* allocate(Bytes bytes, std::string_view what) = 0;
@@ -38,7 +41,25 @@ public:
   virtual void to_host(void* to, const std::byte* from, Bytes bytes) = 0;
   virtual void synchronise() = 0;
 
+  // Around the ops of a step. A device may bring the step's data over before it (and allocate for it), and leave
+  // what it collected in context.totals behind it.
+  virtual void begin_step(const StepContext&) {}
+  virtual void end_step(const StepContext&) {}
+
   virtual void run(const OpCall& call) = 0;
+  // The same, waiting for it: seconds.
+  virtual Seconds run_timed(const OpCall& call) {
+    const auto start = std::chrono::steady_clock::now();
+    run(call);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+  // Whether run() returns before the op is done: timing every op then slows a step down.
+  virtual bool asynchronous() const { return false; }
+  // For who compares devices: fills the call's host table (op_call.h) of an op that has just run, where the device keeps
+  // it elsewhere.
+  virtual void fetch_host_table(const OpCall&) {}
+  // Whether an op Rule keeps N in its tensor A, T = I - diag(beta) N, instead of the chunk's inverse T (kernels/gdn/NOTES.md).
+  virtual bool rule_keeps_n() const { return false; }
   // Throws Error{Config} naming the op kind and why this device cannot run it.
   virtual void check_runs(const model::Op& op) const = 0;
 
@@ -48,6 +69,8 @@ public:
   virtual void adamw(const AdamWUpdate& a, const float* gradient, float* master, float* m, float* v,
                      std::int64_t n, View live) = 0;
   virtual void convert(const float* from, View to) = 0; // [1, n], rounded once
+  // to[i] = stddev * stream.normal(first + i), n values, if the device makes random numbers itself; else false.
+  virtual bool fill_normal(float*, std::int64_t, double, const reference::RandomStream&, std::int64_t) { return false; }
 
 protected:
   int allocations_ = 0;

@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 
 #include "core/error.h"
+#include "kernels/common/launch.h"
 
 namespace gdn::kernels {
 
@@ -18,6 +19,20 @@ void check_cuda(cudaError_t status, const char* expression, std::source_location
 
 void check_launch(const char* kernel, std::source_location where) {
   check_cuda(cudaGetLastError(), kernel, where);
+}
+
+void refuse(const char* kernel, std::initializer_list<std::pair<const char*, std::int64_t>> sizes,
+            const char* supported) {
+  std::string list;
+  for (const auto& [name, size] : sizes)
+    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", name, size);
+  throw Error(ErrorCode::Usage, fmt::format("{}: {} is not supported: {}", kernel, list, supported));
+}
+
+void require_scratch(const LaunchContext& context, std::int64_t bytes, const char* kernel) {
+  if (context.scratch_bytes < bytes)
+    throw Error(ErrorCode::Internal,
+                fmt::format("{}: {} bytes of scratch given, {} needed", kernel, context.scratch_bytes, bytes));
 }
 
 void check_cuda_nothrow(cudaError_t status, const char* expression) noexcept {

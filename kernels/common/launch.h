@@ -17,7 +17,7 @@ struct LaunchContext {
   CUstream_st* stream = nullptr;
   int sm_count = 132; // multiprocessors of the device, sizes persistent grids
   void* scratch =
-      nullptr; // device memory, 1024-byte aligned, of the launcher's ..._scratch() bytes
+      nullptr; // device memory, 256-byte aligned, of the launcher's ..._scratch() bytes
   std::int64_t scratch_bytes = 0;
 };
 

@@ -29,7 +29,7 @@ std::uint64_t mix(std::uint64_t x) {
 }
 
 std::array<std::uint32_t, 4> block(const RandomStream& s, std::uint64_t element) {
-  const std::uint64_t where = mix(mix(mix(mix(s.step) ^ s.micro_batch) ^ s.layer) ^ s.op);
+  const std::uint64_t where = s.where();
   return philox4x32({static_cast<std::uint32_t>(element), static_cast<std::uint32_t>(element >> 32),
                      static_cast<std::uint32_t>(where), static_cast<std::uint32_t>(where >> 32)},
                     {static_cast<std::uint32_t>(s.seed), static_cast<std::uint32_t>(s.seed >> 32)});
@@ -41,6 +41,8 @@ double to_open(std::uint64_t bits) { // (k + 1/2) / 2^52, k < 2^52: exact, and b
 }
 
 } // namespace
+
+std::uint64_t RandomStream::where() const { return mix(mix(mix(mix(step) ^ micro_batch) ^ layer) ^ op); }
 
 std::uint64_t RandomStream::bits(std::uint64_t element) const {
   const auto b = block(*this, element);

@@ -23,6 +23,8 @@ struct RandomStream {
   double uniform(std::uint64_t element) const;      // [0, 1), 53 bits
   double uniform_open(std::uint64_t element) const; // (0, 1): never 0, never 1
   double normal(std::uint64_t element) const;       // mean 0, variance 1
+
+  std::uint64_t where() const; // step, micro-batch, layer and op as one number, the upper half of Philox's counter
 };
 
 // Stable number of a name (FNV-1a), for RandomStream::op.

@@ -1,0 +1,171 @@
+#include <cmath>
+
+#include "kernels/common/elementwise.h"
+#include "kernels/describe/own.h"
+#include "kernels/gdn/conv.h"
+#include "kernels/gdn/gates.h"
+#include "kernels/gdn/gdn2.h"
+#include "kernels/norm/head_norm.h"
+#include "trainer/cuda/ops.h"
+
+namespace gdn::trainer::cuda {
+
+using model::GdnAttr;
+
+namespace {
+
+// Columns first .. first + count of a matrix.
+Matrix columns(Matrix m, std::int64_t first, std::int64_t count) {
+  m.data = static_cast<char*>(m.data) + first * size_of(m.dtype);
+  m.cols = count;
+  return m;
+}
+Matrix dense(LaunchContext& context, DType dtype, std::int64_t rows, std::int64_t cols) {
+  return {take(context, rows * cols * size_of(dtype)), dtype, rows, cols, cols};
+}
+
+// ----------------------------------------------------------------------------------------- gates ----
+
+// inputs f, b [R, Hk dk], w [R, Hv dv]; outputs g fp32, b [R, Hv dk], w; parameters A_log [Hk], dt_bias [Hk dk]. Gates of key
+// channels are made at Hk heads in scratch, then repeated.
+struct Widths {
+  std::int64_t rows, keys, dk, repeat;
+  explicit Widths(const OpCall& c) {
+    const model::Tensor& f = c.list().tensor(c.op().inputs[0]);
+    rows = f.rows();
+    keys = f.cols();
+    dk = c.attr<GdnAttr>().key_dim;
+    repeat = c.list().tensor(c.op().outputs[0]).cols() / keys;
+  }
+};
+void gates_forward(const OpCall& c, Engine& e) {
+  const Widths s(c);
+  LaunchContext context = e.launch(c);
+  const Matrix decay = dense(context, DType::FP32, s.rows, s.keys), erase = dense(context, DType::BF16, s.rows, s.keys);
+  kernels::decay_forward(matrix(c.in(0)), matrix(c.param(0, 1, s.keys / s.dk)), matrix(c.param(1, 1, s.keys)), static_cast<int>(s.dk), decay, context);
+  kernels::repeat_heads_forward(decay, s.dk, s.repeat, matrix(c.out(0)), context);
+  kernels::sigmoid_forward(matrix(c.in(1)), 1, erase, context);
+  kernels::repeat_heads_forward(erase, s.dk, s.repeat, matrix(c.out(1)), context);
+  kernels::sigmoid_forward(matrix(c.in(2)), 1, matrix(c.out(2)), context);
+}
+void gates_backward(const OpCall& c, Engine& e) {
+  const Widths s(c);
+  LaunchContext context = e.launch(c);
+  const Matrix decay = dense(context, DType::FP32, s.rows, s.keys), erase = dense(context, DType::FP32, s.rows, s.keys);
+  kernels::repeat_heads_backward(matrix(c.d_out(0)), s.dk, s.repeat, {decay, false}, context);
+  kernels::repeat_heads_backward(matrix(c.d_out(1)), s.dk, s.repeat, {erase, false}, context);
+  kernels::decay_backward({.f = matrix(c.in(0)), .a_log = matrix(c.param(0, 1, s.keys / s.dk)), .dt_bias = matrix(c.param(1, 1, s.keys)),
+                           .key_dim = static_cast<int>(s.dk), .dg = decay, .df = gradient(c.d_in(0)),
+                           .d_a_log = data<float>(c.param_grad(0, 1, s.keys / s.dk)), .d_dt_bias = data<float>(c.param_grad(1, 1, s.keys))}, context);
+  kernels::sigmoid_backward(matrix(c.in(1)), 1, erase, gradient(c.d_in(1)), context);
+  kernels::sigmoid_backward(matrix(c.in(2)), 1, matrix(c.d_out(2)), gradient(c.d_in(2)), context);
+}
+
+// ------------------------------------------------------------------------------------------ rule ----
+
+// inputs q, k, v, g, b, w; outputs o, g_cum (not when grouped), A, A_qk: what chunked kernels keep, and this one does not
+// need, holds zeros.
+kernels::Gdn2 rule_of(const OpCall& c, Engine& e) {
+  const auto& a = c.attr<GdnAttr>();
+  kernels::Gdn2 p;
+  p.shape = kernels::gdn_shape_of(c.list(), c.op());
+  p.shape.sequences = e.batch(c).sequences;
+  p.gate_heads = static_cast<int>(c.list().tensor(c.op().inputs[3]).cols() / a.key_dim);
+  p.table = e.batch(c).table;
+  p.scale = 1.0f / std::sqrt(static_cast<float>(a.key_dim));
+  p.q = matrix(c.in(0));
+  p.k = matrix(c.in(1));
+  p.v = matrix(c.in(2));
+  p.g = matrix(c.in(3));
+  p.b = matrix(c.in(4));
+  p.w = matrix(c.in(5));
+  return p;
+}
+void rule_forward(const OpCall& c, Engine& e) {
+  for (size_t i = 1; i < c.op().outputs.size(); ++i) kernels::fill({matrix(c.out(i)), false}, 0, e.launch());
+  kernels::gdn2_forward(rule_of(c, e), matrix(c.out(0)), e.launch());
+}
+void rule_backward(const OpCall& c, Engine& e) {
+  for (size_t i = 1; i < c.op().outputs.size(); ++i) c.out(i); // kept, not needed
+  kernels::Gdn2Backward d;
+  d.d_o = matrix(c.d_out(0));
+  d.dq = gradient(c.d_in(0));
+  d.dk = gradient(c.d_in(1));
+  d.dv = gradient(c.d_in(2));
+  d.dg = gradient(c.d_in(3));
+  d.db = gradient(c.d_in(4));
+  d.dw = gradient(c.d_in(5));
+  kernels::gdn2_backward(rule_of(c, e), d, e.launch(c));
+}
+
+// ------------------------------------------------------------------------------------- front end ----
+
+// inputs qkv, f, b, w; outputs q, k, v, g, b, w; parameters conv, A_log, dt_bias, [conv bias]. The convolution and its gradient
+// are in scratch.
+struct FrontEnd {
+  const OpCall& c;
+  Engine& e;
+  LaunchContext context;
+  View qkv;
+  std::int64_t keys, values; // columns of q, of v
+  kernels::Conv conv;
+  Matrix rows;               // the convolution's output
+  FrontEnd(const OpCall& call, Engine& engine) : c(call), e(engine), context(engine.launch(call)), qkv(call.in(0)) {
+    const auto& a = c.attr<GdnAttr>();
+    keys = a.key_heads * a.key_dim;
+    values = a.value_heads * a.value_dim;
+    conv = {true, matrix(qkv), matrix(c.param(0, qkv.cols, a.kernel)), c.op().params.size() > 3 ? matrix(c.param(3, 1, qkv.cols)) : Matrix{},
+            e.batch(c).positions};
+    rows = dense(context, DType::BF16, qkv.rows, qkv.cols);
+    kernels::conv_forward(conv, rows, context);
+  }
+  Matrix section(const Matrix& m, size_t i) const { return columns(m, static_cast<std::int64_t>(i) * keys, i < 2 ? keys : values); }
+  kernels::HeadNorm norm() const {
+    const std::int64_t dim = c.attr<GdnAttr>().key_dim;
+    kernels::HeadNorm n;
+    n.units = qkv.rows * keys / dim;
+    n.dim = static_cast<int>(dim);
+    n.mean = false;
+    return n;
+  }
+};
+void pre_forward(const OpCall& c, Engine& e) {
+  const FrontEnd f(c, e);
+  const auto& a = c.attr<GdnAttr>();
+  for (size_t i : {0, 1, 2})
+    if (i < 2 && a.normalise) kernels::head_norm_forward(f.norm(), f.section(f.rows, i), matrix(c.out(i)), nullptr, f.context);
+    else kernels::copy(f.section(f.rows, i), {matrix(c.out(i)), false}, f.context);
+  kernels::decay_forward(matrix(c.in(1)), matrix(c.param(1, 1, a.key_heads)), matrix(c.param(2, 1, f.keys)), static_cast<int>(a.key_dim),
+                         matrix(c.out(3)), f.context);
+  kernels::sigmoid_forward(matrix(c.in(2)), 1, matrix(c.out(4)), f.context);
+  kernels::sigmoid_forward(matrix(c.in(3)), 1, matrix(c.out(5)), f.context);
+}
+void pre_backward(const OpCall& c, Engine& e) {
+  FrontEnd f(c, e);
+  const auto& a = c.attr<GdnAttr>();
+  const Matrix d_rows = dense(f.context, DType::BF16, f.qkv.rows, f.qkv.cols);
+  for (size_t i : {0, 1, 2}) {
+    const Gradient to{f.section(d_rows, i), false};
+    if (i < 2 && a.normalise) kernels::head_norm_backward(f.norm(), {.x = f.section(f.rows, i), .dy = matrix(c.d_out(i)), .dx = to}, f.context);
+    else kernels::copy(matrix(c.d_out(i)), to, f.context);
+  }
+  const View d_bias = c.op().params.size() > 3 ? c.param_grad(3, 1, f.qkv.cols) : View{};
+  kernels::conv_backward(f.conv, d_rows, gradient(c.d_in(0)), data<float>(c.param_grad(0, f.qkv.cols, a.kernel)), data<float>(d_bias), f.context);
+  kernels::decay_backward({.f = matrix(c.in(1)), .a_log = matrix(c.param(1, 1, a.key_heads)), .dt_bias = matrix(c.param(2, 1, f.keys)),
+                           .key_dim = static_cast<int>(a.key_dim), .dg = matrix(c.d_out(3)), .df = gradient(c.d_in(1)),
+                           .d_a_log = data<float>(c.param_grad(1, 1, a.key_heads)), .d_dt_bias = data<float>(c.param_grad(2, 1, f.keys))}, f.context);
+  kernels::sigmoid_backward(matrix(c.in(2)), 1, matrix(c.d_out(4)), gradient(c.d_in(2)), f.context);
+  kernels::sigmoid_backward(matrix(c.in(3)), 1, matrix(c.d_out(5)), gradient(c.d_in(3)), f.context);
+}
+
+const Entry kOps[] = {
+    {model::OpKind::Gdn2Gates, {gates_forward, gates_backward}},
+    {model::OpKind::Gdn2Rule, {rule_forward, rule_backward}},
+    {model::OpKind::Gdn2Pre, {pre_forward, pre_backward}},
+};
+
+} // namespace
+
+std::span<const Entry> gdn2_ops() { return kOps; }
+
+} // namespace gdn::trainer::cuda

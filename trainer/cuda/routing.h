@@ -1,0 +1,16 @@
+#pragma once
+#include "kernels/moe/router.h"
+#include "trainer/cuda/ops.h"
+
+// What the routers of both stacks share.
+namespace gdn::trainer::cuda {
+
+inline kernels::Route route_of(const model::MoeAttr& a) { return {static_cast<int>(a.top_k), a.renormalise, a.forced_balance}; }
+
+// Factor of the balance loss: coef E / (k T^2).
+double balance_factor(const model::MoeAttr& a, std::int64_t tokens);
+
+// Load counters and auxiliary losses of one router, in the forward pass only. `losses`: one fp32 a token of scratch.
+void add_routing_totals(const OpCall& c, Engine& e, const Matrix& logits, const std::int32_t* counts, void* losses);
+
+} // namespace gdn::trainer::cuda
