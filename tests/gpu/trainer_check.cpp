@@ -1,0 +1,181 @@
+// The cuda device under the executor: every op and backward step of both stacks against the same in double, poisoned
+// buffers and guard bands, repeated runs and every module set bit by bit. Ends with 77 (SKIP) without a device.
+//   trainer_check [ops|bits] [name of a case]
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+#include <fmt/core.h>
+
+#include "core/error.h"
+#include "plan/plan.h"
+#include "tests/trainer/engine/fixture.h"
+#include "trainer/cuda/device.h"
+#include "trainer/op_check.h"
+
+using namespace gdn;
+using namespace gdn::trainer;
+using config::LayerKind;
+using config::MlpKind;
+
+namespace {
+
+struct Case {
+  const char* name;
+  const char* stack;
+  void (*change)(config::Model&, config::Run&);
+};
+
+const Case kCases[] = {
+    {"native", "native", [](config::Model&, config::Run&) {}},
+    {"native, no q/k norm, double beta, biases", "native", [](config::Model& m, config::Run&) {
+       m.gdn.use_qk_l2norm = false;
+       m.gdn.negative_eigenvalues = true;
+       m.gdn.bias = m.gdn.conv_bias = m.attention.qkv_bias = true;
+     }},
+    {"native, whole-vector norm, MTP, fused loss", "native", [](config::Model& m, config::Run& r) {
+       m.attention.kv_heads = 4;
+       m.attention.whole_vector_qk_norm = true;
+       m.mtp_layers = 1;
+       r.cross_entropy = config::CrossEntropy::FusedTe;
+     }},
+    {"native, all experts scored, z-loss, logits kept", "native", [](config::Model& m, config::Run& r) {
+       m.moe.renormalise = false;
+       m.moe.z_loss_coeff = 1e-3;
+       r.cross_entropy = config::CrossEntropy::FusedNative;
+     }},
+    {"native, wide heads", "native", [](config::Model& m, config::Run&) {
+       m.gdn.key_head_dim = m.gdn.value_head_dim = 128;
+       m.attention.head_dim = 256;
+       m.attention.heads = 6;
+     }},
+    {"native, gdn2", "native", [](config::Model& m, config::Run&) { m.mixers = {LayerKind::Gdn2, LayerKind::Gdn2}; }},
+    {"megatron", "megatron", [](config::Model&, config::Run&) {}},
+    {"megatron, gdn2", "megatron", [](config::Model& m, config::Run&) { m.mixers = {LayerKind::Gdn2, LayerKind::Gdn2}; }},
+    {"megatron, local", "megatron", [](config::Model&, config::Run& r) { r.build = config::Build::Local; }},
+    {"megatron, normalisation in the kernel", "megatron", [](config::Model&, config::Run& r) {
+       r.revision = Revision::parse("main+gdn_qkv+l2norm_kernel");
+       r.l2norm = config::L2Norm::Kernel;
+     }},
+    {"megatron, tied embeddings, MTP", "megatron", [](config::Model& m, config::Run&) {
+       m.tied_embeddings = true;
+       m.mtp_layers = 2;
+     }},
+    {"megatron, unfused permutation, all experts scored", "megatron", [](config::Model& m, config::Run& r) {
+       r.moe_permute_fusion = false;
+       m.moe.renormalise = false;
+       m.moe.z_loss_coeff = 1e-3;
+     }},
+    {"megatron, bf16 router, no shared gate, chunked loss", "megatron", [](config::Model& m, config::Run& r) {
+       m.moe.router_dtype = DType::BF16;
+       m.moe.shared_gate = false;
+       r.cross_entropy = config::CrossEntropy::ChunkedLinear;
+       r.loss_chunk = 50;
+     }},
+    {"megatron, no output gate, no q/k norm, no rotation, fused loss", "megatron", [](config::Model& m, config::Run& r) {
+       m.attention.output_gate = m.attention.qk_norm = m.attention.rope = false;
+       r.cross_entropy = config::CrossEntropy::FusedTe;
+     }},
+};
+
+struct Shape {
+  config::Model model;
+  config::Run run;
+};
+Shape shape_of(const Case& c) {
+  config::Model m = fixture::model({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Dense});
+  m.hidden = 64;
+  m.moe.experts = 8;
+  m.moe.aux_loss_coeff = 1e-2;
+  config::Run r = fixture::run();
+  r.stack = c.stack;
+  r.seq = 150; // three chunks of 64, the last with a tail
+  r.micro_batch = 2;
+  r.global_batch = 2;
+  c.change(m, r);
+  return {m, r};
+}
+
+int failures = 0;
+
+void check_ops(const Case& c, CudaDevice& device) {
+  const Shape s = shape_of(c);
+  OpCheck checked(device);
+  Session session(s.model, s.run, checked);
+  session.parameters().initialise(3);
+  session.use({}, Checks{.poison = true});
+  session.run(fixture::batches(s.model, s.run));
+  size_t ops = 0, wrong = 0;
+  double worst = 0;
+  for (const OpError& e : checked.results()) {
+    ++ops;
+    worst = std::max(worst, e.ok() ? e.error / e.allowed : 0);
+    if (e.ok()) continue;
+    ++wrong;
+    std::printf("  WRONG %-40s %-24s off by %.1e, allowed %.1e (CPU %.1e)\n", e.op.c_str(), e.tensor.c_str(), e.error, e.allowed, e.reference);
+  }
+  std::printf("%-70s %3zu ops, %zu wrong, the others up to %.2f of the allowed error\n", c.name, ops, wrong, worst);
+  failures += wrong > 0;
+}
+
+void check_bits(const Case& c, CudaDevice& device) {
+  const Shape s = shape_of(c);
+  Session session(s.model, s.run, device);
+  session.parameters().initialise(3);
+  const auto batches = fixture::batches(s.model, s.run);
+  auto settings = plan::legal_settings(session.workload(), false);
+  const size_t every = std::max<size_t>(1, settings.size() / 12);
+  size_t ran = 0, different = 0;
+  fixture::Outcome base;
+  for (size_t i = 0; i < settings.size() + 1; ++i) { // the first one twice: two runs of one program
+    if (i > 1 && i % every != 0 && i != settings.size()) continue;
+    const plan::Setting setting = i < 2 ? plan::Setting{} : settings[i - 1];
+    session.use(setting);
+    const fixture::Outcome o = fixture::outcome(session, batches);
+    if (ran++ == 0) {
+      base = o;
+      if (!std::isfinite(base.result.loss)) ++different;
+      continue;
+    }
+    bool equal = o.result.loss == base.result.loss && o.result.aux_loss == base.result.aux_loss && o.result.expert_load == base.result.expert_load;
+    for (size_t g = 0; g < base.gradients.size(); ++g)
+      if (std::memcmp(o.gradients[g].data(), base.gradients[g].data(), o.gradients[g].size() * sizeof(float)) != 0) {
+        if (equal) std::printf("  DIFFERS %s: %s\n", setting.text().c_str(), session.parameters().slots()[g].name().c_str());
+        equal = false;
+      }
+    different += !equal;
+  }
+  std::printf("%-70s %zu runs, %zu with other bits, loss %.4f\n", c.name, ran, different, base.result.loss);
+  failures += different > 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  std::string why;
+  if (!have_cuda_device(&why)) {
+    std::printf("no CUDA device: %s\n", why.c_str());
+    return 77;
+  }
+  const std::string what = argc > 1 ? argv[1] : "all", only = argc > 2 ? argv[2] : "";
+  CudaDevice device;
+  using Check = void (*)(const Case&, CudaDevice&);
+  for (auto [name, check] : {std::pair<const char*, Check>{"ops", check_ops}, {"bits", check_bits}}) {
+    if (what != "all" && what != name) continue;
+    std::printf("-- %s\n", name);
+    for (const Case& c : kCases) {
+      if (!only.empty() && only != c.name) continue;
+      try {
+        check(c, device);
+      } catch (const Error& e) {
+        std::printf("%-70s FAILED: %s\n", c.name, e.what());
+        ++failures;
+        if (e.code() == ErrorCode::Cuda) return 1; // the context is lost
+      }
+      std::fflush(stdout);
+    }
+  }
+  std::printf(failures == 0 ? "all checks passed\n" : "%d checks FAILED\n", failures);
+  return failures == 0 ? 0 : 1;
+}
