@@ -20,10 +20,14 @@ public:
   virtual Batch batch(std::uint64_t step, std::uint64_t index, std::int64_t sequences, std::int64_t seq) const = 0;
 };
 
-// The source a configuration names; `folder` is where relative paths start. Throws Error{Io} for a
-// file that cannot be read, Error{Config} for one that is too short or holds ids >= vocab.
+// The source a configuration names; `folder` is where relative paths start. `packed`: a micro-batch is
+// whole documents one after the other (the last is cut where the row ends), with their offsets, and no
+// label crosses from one to the next. Documents of a text end at blank lines, those of a token file
+// with the id train.eod_id, which belongs to them; synthetic ones have lengths drawn from the seed.
+// Throws Error{Config} for a file that is not there, that is too short or holds ids >= vocab, Error{Io}
+// for one that cannot be read.
 std::unique_ptr<Tokens> open_tokens(const config::Train& train, const std::filesystem::path& folder,
-                                    std::int64_t vocab, std::int64_t seq);
+                                    std::int64_t vocab, std::int64_t seq, bool packed = false);
 
 // All micro-batches of one step.
 std::vector<Batch> step_batches(const Tokens& tokens, const config::Run& run, std::uint64_t step);

@@ -1,14 +1,17 @@
 #include "trainer/options.h"
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "core/error.h"
+#include "trainer/telemetry.h"
 
 namespace gdn::trainer {
 
@@ -23,8 +26,7 @@ void CommonOptions::add_to(CLI::App& command) {
     for (const std::string& v : values) settings.push_back(config::parse_setting(v));
   }, "key=value: a key of the model, of run, or train.KEY")->take_all();
   command.add_option_function<std::string>("--modules", [this](const std::string& value) {
-    settings.push_back({"recompute_modules", value == "none" ? "[]" : value, "--modules"});
-    settings.push_back({"recompute_granularity", "selective", "--modules"});
+    for (config::Setting& s : modules_setting(value)) settings.push_back(std::move(s));
   }, "recompute modules, separated by commas; 'none' for an empty list");
   command.add_option_function<std::string>("--stack", [this](const std::string& value) {
     settings.push_back({"stack", value, "--stack"});
@@ -35,6 +37,12 @@ void CommonOptions::add_to(CLI::App& command) {
   command.add_option_function<std::string>("--seed", [this](const std::string& value) {
     settings.push_back({"train.seed", value, "--seed"});
   }, "seed of weights and data (train.seed)");
+}
+
+std::vector<config::Setting> modules_setting(const std::string& value) {
+  if (value.find_first_not_of(" ,") == std::string::npos)
+    throw Error(ErrorCode::Usage, "--modules: no name is given", "--modules none recomputes nothing");
+  return {{"recompute_modules", value == "none" ? "[]" : value, "--modules"}, {"recompute_granularity", "selective", "--modules"}};
 }
 
 Bytes CommonOptions::budget_bytes(const Device& d) const { return budget.empty() ? d.memory() : parse_bytes(budget, "--budget"); }
@@ -54,7 +62,12 @@ std::filesystem::path CommonOptions::output_folder() const {
 void print(const report::Document& document) {
   report::TextStyle style;
   const char* no_colour = std::getenv("NO_COLOR");
-  style.colour = isatty(STDOUT_FILENO) != 0 && !(no_colour && *no_colour);
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  style.colour = terminal && !is_dumb_terminal() && !(no_colour && *no_colour);
+  winsize size{};
+  if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40) style.width = size.ws_col;
+  else if (const char* columns = std::getenv("COLUMNS"); columns && std::atoi(columns) >= 40) style.width = std::atoi(columns);
+  style.width = std::min(style.width, 100);
   fmt::print("{}", report::render_text(document, style));
   std::fflush(stdout);
 }

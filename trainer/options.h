@@ -25,7 +25,11 @@ struct CommonOptions {
   std::filesystem::path output_folder() const;
 };
 
-// To stdout, at most 100 columns, coloured where the user and the terminal want it.
+// --modules NAMES as the settings it stands for. Throws Error{Usage} for an empty value.
+std::vector<config::Setting> modules_setting(const std::string& value);
+
+// To stdout, as wide as the terminal but at most 100 columns, coloured where the user and the terminal
+// want it (not with NO_COLOR, nor on TERM=dumb).
 void print(const report::Document& document);
 // One line on stderr.
 void say(const std::string& line);

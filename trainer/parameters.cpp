@@ -7,23 +7,13 @@
 
 #include "core/error.h"
 #include "reference/init.h"
+#include "trainer/executed.h"
 
 namespace gdn::trainer {
 
 using model::Parameter;
 
 namespace {
-
-void check_executed(const config::Run& run) {
-  auto refuse = [](std::string what) {
-    throw Error(ErrorCode::Config, what, "gdnplan prices it; gdntrain does not execute it");
-  };
-  const config::Optimizer& o = run.optimizer;
-  if (run.dtype != DType::BF16 && run.dtype != DType::FP32)
-    refuse(fmt::format("dtype: parameters in {} are not executed (bf16, fp32)", name_of(run.dtype)));
-  if (o.precision_aware) refuse("use_precision_aware_optimizer: not executed");
-  if (o.gradient_dtype != DType::FP32) refuse(fmt::format("main gradients in {} are not executed (fp32)", name_of(o.gradient_dtype)));
-}
 
 bool is_norm_or_bias(const Parameter& p) { return p.shape.size() < 2 || p.init == model::Init::ALog; }
 
@@ -39,7 +29,7 @@ CategoryBytes Parameters::bytes_of(const model::StaticState& s) {
 
 Parameters::Parameters(const config::Model& model, const config::Run& run, Device& device, Ledger& ledger)
     : model_(model), device_(device), ledger_(ledger), table_(model::parameter_table(model, run)) {
-  check_executed(run);
+  require_executed(model, run);
   for (const Parameter& p : table_.parameters)
     if (!p.trainable)
       throw Error(ErrorCode::Config, fmt::format("'{}' is frozen: parameters that are not trained are not executed", p.name),

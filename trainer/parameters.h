@@ -41,7 +41,7 @@ struct UpdateSettings {
 // (model/static_state.h), each in one allocation. Fed to the ledger at construction.
 class Parameters {
 public:
-  // Throws Error{Config} for optimizer settings that are not executed (precision-aware, bf16 gradients).
+  // Throws Error{Config} for settings that are not executed (executed.h), and for frozen parameters.
   Parameters(const config::Model& model, const config::Run& run, Device& device, Ledger& ledger);
   Parameters(const Parameters&) = delete;
   ~Parameters();

@@ -61,13 +61,28 @@ Prediction predict(plan::Workload& workload, const plan::Setting& setting, const
   return p;
 }
 
-Fitting setting_that_fits(plan::Workload& workload, Bytes budget) {
-  // The live peak is a lower bound that needs no layout; fewest replays first.
+namespace {
+
+// Live peak of every legal setting without a layout: a lower bound of what it allocates.
+std::vector<std::pair<Bytes, plan::Setting>> live_peaks(plan::Workload& workload) {
   const CategoryBytes state = Parameters::bytes_of(model::static_state(workload.model(), workload.run(), 0));
   const int micro_batches = static_cast<int>(workload.run().micro_batches());
-  std::vector<std::pair<size_t, plan::Setting>> candidates;
-  for (const plan::Setting& s : plan::legal_settings(workload, false)) {
-    if (program::walk(summaries(workload, s), program::one_f_one_b(1, 0, 1, micro_batches), state).overall.bytes > budget) continue;
+  std::vector<std::pair<Bytes, plan::Setting>> out;
+  for (const plan::Setting& s : plan::legal_settings(workload, false))
+    out.push_back({program::walk(summaries(workload, s), program::one_f_one_b(1, 0, 1, micro_batches), state).overall.bytes, s});
+  return out;
+}
+
+Bytes allocated(plan::Workload& workload, const plan::Setting& s) {
+  return predict(workload, s, step_program(workload, s, static_cast<int>(workload.run().micro_batches()))).total_bytes();
+}
+
+} // namespace
+
+Fitting setting_that_fits(plan::Workload& workload, Bytes budget) {
+  std::vector<std::pair<size_t, plan::Setting>> candidates; // fewest replays first
+  for (const auto& [peak, s] : live_peaks(workload)) {
+    if (peak > budget) continue;
     size_t replays = 0;
     for (const model::Chunk& c : model::chunks_of_rank(workload.model().layers(), workload.run().parallel, 0))
       for (const plan::PlacedUnit& u : workload.units(c, s))
@@ -75,11 +90,15 @@ Fitting setting_that_fits(plan::Workload& workload, Bytes budget) {
     candidates.push_back({replays, s});
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](auto& a, auto& b) { return a.first < b.first; });
-  for (const auto& [replays, s] : candidates) {
-    const Bytes bytes = predict(workload, s, step_program(workload, s, micro_batches)).total_bytes();
-    if (bytes <= budget) return {s.text(), bytes};
-  }
+  for (const auto& [replays, s] : candidates)
+    if (const Bytes bytes = allocated(workload, s); bytes <= budget) return {s.text(), bytes};
   return {};
+}
+
+Fitting smallest_setting(plan::Workload& workload) {
+  const auto peaks = live_peaks(workload);
+  const auto& least = *std::min_element(peaks.begin(), peaks.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  return {least.second.text(), allocated(workload, least.second)};
 }
 
 std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& p, Bytes budget) {
@@ -90,9 +109,10 @@ std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting,
   for (size_t i = 0; i < std::min<size_t>(3, p.largest.size()); ++i)
     text += fmt::format("{} {} {}", i ? "," : "", p.largest[i].first, format_bytes(p.largest[i].second));
   const Fitting fits = setting_that_fits(workload, budget);
-  text += fits.setting.empty() ? "; no legal recompute setting fits: take fewer tokens a micro-batch, or a smaller model"
-                               : fmt::format("; '{}' would fit with {}", fits.setting, format_bytes(fits.bytes));
-  return text;
+  if (!fits.setting.empty()) return text + fmt::format("; '{}' would fit with {}", fits.setting, format_bytes(fits.bytes));
+  const Fitting least = smallest_setting(workload);
+  return text + fmt::format("; no legal recompute setting fits: the smallest, '{}', needs {}, {} too many; take fewer tokens a micro-batch, "
+                            "or a smaller model", least.setting, format_bytes(least.bytes), format_bytes(least.bytes - budget));
 }
 
 } // namespace gdn::trainer

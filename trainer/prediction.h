@@ -29,6 +29,8 @@ struct Fitting {
   Bytes bytes = 0;
 };
 Fitting setting_that_fits(plan::Workload& workload, Bytes budget);
+// The setting with the smallest peak, and what it allocates.
+Fitting smallest_setting(plan::Workload& workload);
 
 // A message for a setting that does not fit: what it needs, the tensors at its peak, what would fit.
 std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& prediction, Bytes budget);

@@ -5,7 +5,10 @@
 #include "config/text.h"
 #include "config/yaml.h"
 #include "core/error.h"
+#include "model/provider.h"
 #include "model/validate.h"
+#include "plan/workload.h"
+#include "trainer/executed.h"
 
 namespace gdn::trainer {
 
@@ -19,9 +22,13 @@ Setup load_setup(const std::string& file, const std::vector<config::Setting>& se
   s.profile = config::Profiles().model(std::filesystem::path(file).is_absolute() ? file : "./" + file, rest);
   if (const config::Node* n = map.find("train")) s.train = config::read_train(*n);
   for (const config::Setting& t : train) config::apply(s.train, t.key.substr(6), t.value, t.where);
+  const config::Node* block = map.find("train");
+  config::check_complete(s.train, block ? block->where : file);
   s.setting = plan::Setting::of(s.profile.run);
+  if (!s.setting.user_spans.empty()) plan::Workload(s.profile.model, s.profile.run, model::upstream_provider()).require_known_ops(s.setting);
   for (const model::Violation& v : model::validate(s.profile.model, s.profile.run))
     if (v.verdict == model::Verdict::Rejected) throw Error(ErrorCode::Config, model::describe(v), "gdnplan check lists every violation");
+  require_executed(s.profile.model, s.profile.run, {&map, &rest});
   return s;
 }
 

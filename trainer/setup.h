@@ -23,7 +23,8 @@ struct Setup {
 };
 
 // Settings are `--set`s: "train.KEY" belongs to the train block, all others to model and run. Throws
-// Error{Config} for anything unknown, and for the first rule of the target stack that the run breaks.
+// Error{Config} for anything unknown, for the first rule of the target stack that the run breaks, and
+// for the first setting that is priced but not executed (executed.h).
 Setup load_setup(const std::string& file, const std::vector<config::Setting>& settings);
 
 // The whole resolved configuration; loading it gives the same setup.

@@ -1,6 +1,7 @@
 #include "trainer/sweep.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -9,6 +10,7 @@
 #include "reference/random.h"
 #include "trainer/atomic_file.h"
 #include "trainer/memory_report.h"
+#include "trainer/telemetry.h"
 
 namespace gdn::trainer {
 
@@ -58,6 +60,19 @@ std::string fingerprint(const Setup& setup) {
   return fmt::format("{:016x}", reference::stream_id(text.data(), text.size()));
 }
 
+// Bits of the loss and of every gradient.
+std::uint64_t results_of(const StepResult& r, Parameters& parameters) {
+  std::uint64_t hash = reference::stream_id(reinterpret_cast<const char*>(&r.loss), sizeof(r.loss));
+  for (const ParameterSlot& slot : parameters.slots()) {
+    const std::vector<float> gradient = parameters.gradient(slot.name());
+    hash = hash * 0x100000001b3 ^ reference::stream_id(reinterpret_cast<const char*>(gradient.data()), gradient.size() * sizeof(float));
+  }
+  return hash;
+}
+
+// A hash as two numbers that a profile holds exactly, and back.
+std::uint64_t joined(double high, double low) { return (static_cast<std::uint64_t>(high) << 32) | static_cast<std::uint64_t>(low); }
+
 } // namespace
 
 Sweep::Sweep(Session& session, const Setup& setup, const Tokens& tokens, SweepOptions options)
@@ -83,15 +98,15 @@ void Sweep::measure(SweepRow& row, const plan::Setting& setting, bool baseline) 
     if (!warm_up) seconds.push_back(r.seconds);
     row.measured_peak = r.peak.bytes;
     row.at_peak = r.peak.by;
-    const double norm = session_.parameters().gradient_norm();
-    if (baseline && warm_up) {
-      baseline_loss_ = r.loss;
-      baseline_norm_ = norm;
-    }
-    row.identical = row.identical && r.loss == baseline_loss_ && norm == baseline_norm_;
+    row.results = results_of(r, session_.parameters());
+    if (baseline && warm_up) baseline_results_ = row.results;
+    row.identical = row.identical && row.results == baseline_results_;
   }
   row.arena = session_.arena_bytes();
-  row.measured_seconds = *std::min_element(seconds.begin(), seconds.end()); // the least disturbed run
+  std::sort(seconds.begin(), seconds.end());
+  row.measured_seconds = seconds.front(); // the least disturbed run
+  row.median_seconds = seconds[seconds.size() / 2];
+  row.slowest_seconds = seconds.back();
   if (!baseline) return;
   baseline_seconds_ = row.measured_seconds;
   for (auto& [op, times] : ops) forward_seconds_[op] = *std::min_element(times.begin(), times.end());
@@ -109,14 +124,8 @@ Seconds Sweep::replay_seconds(const program::Program& program) const {
 
 std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::function<void(const SweepRow&, size_t, size_t)>& tell,
                                  const std::function<bool()>& stop) {
-  config::Profile before;
-  if (std::filesystem::exists(file)) {
-    before = config::read_profile(file);
-    const auto mine = std::pair<std::string, std::string>("fingerprint", fingerprint(setup_));
-    if (std::find(before.identity.begin(), before.identity.end(), mine) == before.identity.end())
-      throw Error(ErrorCode::Config, fmt::format("{}: this sweep belongs to another configuration", file.string()),
-                  "remove it, or choose another folder with -o");
-  }
+  const config::Profile before = read(file);
+  bool first = before.sets.empty();
   const std::vector<plan::Setting> settings = plan::legal_settings(session_.workload(), options_.hypothetical);
   const int micro_batches = static_cast<int>(session_.run_settings().micro_batches());
   std::map<std::string, size_t> seen; // signature -> row that ran
@@ -140,7 +149,10 @@ std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::f
       for (int c = 0; c < kCategoryCount; ++c)
         row.at_peak.by[static_cast<size_t>(c)] = static_cast<Bytes>(value(fmt::format("categories.{}", name_of(static_cast<Category>(c))).c_str()));
       row.measured_seconds = value("time.forward_backward_seconds");
-      row.identical = value("train.identical") != 0;
+      row.median_seconds = value("time.forward_backward_seconds_median");
+      row.slowest_seconds = value("time.forward_backward_seconds_slowest");
+      row.results = joined(value("train.results_high"), value("train.results_low"));
+      row.identical = row.results == baseline_results_;
       row.resumed = true;
     } else if (setting.text() == plan::Setting{}.text()) {
       row = baseline;
@@ -153,25 +165,53 @@ std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::f
       row.predicted_seconds = baseline_seconds_ + replay_seconds(program);
     }
     rows.push_back(row);
-    write_atomically(file, config::to_yaml(to_profile(rows)));
+    if (!before.find(row.setting)) append(file, row, std::exchange(first, false));
     tell(row, i + 1, settings.size());
   }
   return rows;
 }
 
-config::Profile Sweep::to_profile(const std::vector<SweepRow>& rows) const {
+// What an earlier sweep has left; empty if there is none.
+config::Profile Sweep::read(const std::filesystem::path& file) const {
+  if (!std::filesystem::exists(file)) return {};
+  config::Profile before;
+  try {
+    before = config::read_profile(file);
+  } catch (const Error& e) {
+    throw Error(ErrorCode::Config, fmt::format("{}: no whole sweep can be read from it, so none is resumed ({})", file.string(), e.what()),
+                "the file was cut short or edited: remove it, or choose another folder with -o");
+  }
+  const auto mine = std::pair<std::string, std::string>("fingerprint", fingerprint(setup_));
+  if (std::find(before.identity.begin(), before.identity.end(), mine) == before.identity.end())
+    throw Error(ErrorCode::Config, fmt::format("{}: this sweep belongs to another configuration", file.string()),
+                "remove it, or choose another folder with -o");
+  return before;
+}
+
+// The first setting with the head of the file, later ones at its end: a list's items follow one another.
+void Sweep::append(const std::filesystem::path& file, const SweepRow& row, bool first) const {
+  const std::string text = config::to_yaml(to_profile(row));
+  if (first) return write_atomically(file, text);
+  const std::string head = "\nsets:\n";
+  LineLog(file, true).write(text.substr(text.find(head) + head.size(), text.find_last_not_of('\n') + 1 - text.find(head) - head.size()));
+}
+
+config::Profile Sweep::to_profile(const SweepRow& r) const {
   config::Profile p = profile_identity(setup_, session_.device(), session_.workload().provider(), "sweep");
   p.identity.push_back({"fingerprint", fingerprint(setup_)});
-  for (const SweepRow& r : rows) {
-    config::ProfileSet set{r.setting, {}};
-    add_memory_rows(set, r.at_peak, r.arena);
-    set.rows.push_back({"time.forward_backward_seconds", r.measured_seconds, "seconds", "measured"});
-    set.rows.push_back({"train.identical", r.identical ? 1.0 : 0.0, "1 or 0", "measured: loss and gradient norm against no recompute"});
-    set.rows.push_back({"predicted.memory.allocated_bytes", static_cast<double>(r.predicted_peak), "bytes", "predicted"});
-    set.rows.push_back({"predicted.time.forward_backward_seconds", r.predicted_seconds, "seconds",
-                        "predicted: measured without recompute, plus replayed ops at their forward time"});
-    p.sets.push_back(std::move(set));
-  }
+  config::ProfileSet set{r.setting, {}};
+  add_memory_rows(set, r.at_peak, r.arena);
+  auto add = [&](const char* key, double value, const char* unit, const char* source) { set.rows.push_back({key, value, unit, source}); };
+  add("time.forward_backward_seconds", r.measured_seconds, "seconds", "measured: the fastest run");
+  add("time.forward_backward_seconds_median", r.median_seconds, "seconds", "measured");
+  add("time.forward_backward_seconds_slowest", r.slowest_seconds, "seconds", "measured");
+  add("train.identical", r.identical ? 1.0 : 0.0, "1 or 0", "measured: loss and every gradient, bit by bit, against no recompute");
+  add("train.results_high", static_cast<double>(r.results >> 32), "bits", "measured: hash of loss and gradients");
+  add("train.results_low", static_cast<double>(r.results & 0xffffffff), "bits", "measured: hash of loss and gradients");
+  add("predicted.memory.allocated_bytes", static_cast<double>(r.predicted_peak), "bytes", "predicted");
+  add("predicted.time.forward_backward_seconds", r.predicted_seconds, "seconds",
+      "predicted: measured without recompute, plus replayed ops at their forward time");
+  p.sets.push_back(std::move(set));
   return p;
 }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -19,7 +20,11 @@ struct SweepRow {
   Bytes predicted_peak = 0, measured_peak = 0, arena = 0;
   CategoryBytes at_peak = {};  // measured
   Seconds predicted_seconds = 0, measured_seconds = 0; // forward and backward of a step, the fastest run
-  bool identical = true;       // loss and gradient norm, bit by bit those without recompute
+  Seconds median_seconds = 0, slowest_seconds = 0;     // of the timed runs
+  std::uint64_t results = 0;   // hash of the loss and of every gradient, bit by bit
+  bool identical = true;       // that hash is the one without recompute
+
+  double spread() const { return median_seconds > 0 ? (slowest_seconds - measured_seconds) / median_seconds : 0; }
   bool resumed = false;        // read from an earlier sweep's file
 };
 
@@ -32,15 +37,19 @@ class Sweep {
 public:
   Sweep(Session& session, const Setup& setup, const Tokens& tokens, SweepOptions options);
 
-  // Runs what `file` does not hold yet and writes it after every setting. `tell` gets each finished row;
-  // `stop` ends the sweep early. Throws Error{Config} when the file belongs to another configuration.
+  // Runs what `file` does not hold yet and appends each setting to it when it is done. `tell` gets each
+  // finished row; `stop` ends the sweep early. Throws Error{Config} when the file belongs to another
+  // configuration, or was cut short.
   std::vector<SweepRow> run(const std::filesystem::path& file, const std::function<void(const SweepRow&, size_t, size_t)>& tell,
                             const std::function<bool()>& stop);
+  Seconds baseline_seconds() const { return baseline_seconds_; } // without recompute, timed now
 
 private:
   void measure(SweepRow& row, const plan::Setting& setting, bool baseline);
   Seconds replay_seconds(const program::Program& program) const;
-  config::Profile to_profile(const std::vector<SweepRow>& rows) const;
+  config::Profile to_profile(const SweepRow& row) const;
+  config::Profile read(const std::filesystem::path& file) const;
+  void append(const std::filesystem::path& file, const SweepRow& row, bool first) const;
 
   Session& session_;
   const Setup& setup_;
@@ -48,7 +57,7 @@ private:
   SweepOptions options_;
   std::map<std::string, Seconds> forward_seconds_; // of a forward op by name, without recompute
   Seconds baseline_seconds_ = 0;
-  double baseline_loss_ = 0, baseline_norm_ = 0;
+  std::uint64_t baseline_results_ = 0;
 };
 
 // Two programs with equal signatures run the same ops on the same bytes in the same order.

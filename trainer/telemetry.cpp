@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -58,14 +61,21 @@ std::string step_json(const StepRecord& r) {
   return j.dump();
 }
 
-Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
+bool is_dumb_terminal() {
+  const char* term = std::getenv("TERM");
+  return term && std::string_view(term) == "dumb";
+}
+
+Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0 && !is_dumb_terminal()) {}
 
 void Progress::show(const std::string& line, bool last) {
   if (!terminal_) {
     fmt::print(stderr, "{}\n", line);
     return;
   }
-  fmt::print(stderr, "\r\x1b[K{}", line);
+  winsize size{}; // a wrapped line could not be taken back
+  const bool known = ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  fmt::print(stderr, "\r\x1b[K{}", known && !last ? line.substr(0, size.ws_col - 1) : line);
   open_ = true;
   std::fflush(stderr);
   if (last) finish();

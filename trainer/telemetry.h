@@ -23,10 +23,14 @@ struct StepRecord {
 std::string step_line(const StepRecord& record);
 std::string step_json(const StepRecord& record); // one JSON object, no line end
 
-// Steps on stderr: one refreshing line on a terminal, plain lines otherwise.
+bool is_dumb_terminal(); // TERM=dumb: it can neither move its cursor nor show colour
+
+// Steps on stderr: one refreshing line on a terminal that can, cut to its width; plain lines otherwise.
 class Progress {
 public:
   Progress();
+  ~Progress() { finish(); } // an error message begins on a line of its own
+  Progress(const Progress&) = delete;
   void show(const std::string& line, bool last);
   void finish(); // ends a refreshing line
 

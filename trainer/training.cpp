@@ -28,16 +28,24 @@ StepRecord Training::step(const Observer& observer) {
   r.model_flops = model_flops_;
   const auto index = static_cast<std::uint64_t>(done_);
   r.result = session_.run(step_batches(tokens_, session_.run_settings(), index), index, train_.seed, observer);
-  if (!std::isfinite(r.result.loss))
-    throw Error(ErrorCode::Numeric, fmt::format("step {}: the loss is {}", r.step, r.result.loss), "a smaller learning rate, or a longer warm-up");
+  if (!std::isfinite(r.result.loss)) stop_not_finite(r, "loss", r.result.loss);
   UpdateSettings u{r.learning_rate, train_.beta1, train_.beta2, train_.eps, train_.weight_decay, train_.clip_grad, r.step};
   r.gradient_norm = session_.parameters().update(u);
-  if (!std::isfinite(r.gradient_norm))
-    throw Error(ErrorCode::Numeric, fmt::format("step {}: the gradient norm is {}; the weights are those of the step before", r.step, r.gradient_norm));
+  if (!std::isfinite(r.gradient_norm)) stop_not_finite(r, "gradient norm", r.gradient_norm);
   session_.device().synchronise();
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   ++done_;
+  last_loss_ = r.result.loss;
   return r;
+}
+
+void Training::stop_not_finite(const StepRecord& r, const char* what, double value) const {
+  throw Error(ErrorCode::Numeric,
+              fmt::format("step {}: the {} is {}; {}", r.step, what, value,
+                          done_ == 0 ? std::string("no step was finished")
+                                     : fmt::format("the last finite loss was {:.4f} at step {}, and the weights are those after it", last_loss_, done_)),
+              done_ == 0 ? "weights or data are the cause, not training: check the checkpoint, or the initialisation"
+                         : fmt::format("a smaller train.lr (now {:.3g}), a longer train.warmup_steps, or gradient clipping (train.clip_grad)", r.learning_rate));
 }
 
 } // namespace gdn::trainer

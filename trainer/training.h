@@ -14,8 +14,8 @@ public:
   // `session` must be using the setting to run; its weights are initialised here from the seed.
   Training(Session& session, const config::Train& train, const Tokens& tokens);
 
-  // One step. Throws Error{Numeric} when loss or gradient norm is not finite; the weights are then those
-  // of the step before.
+  // One step. Throws Error{Numeric} when loss or gradient norm is not finite, with the last loss that
+  // was; the weights are then those of the step before.
   StepRecord step(const Observer& observer = {});
   std::int64_t done() const { return done_; } // steps so far
   bool finished() const { return done_ >= train_.steps; }
@@ -26,6 +26,9 @@ private:
   const Tokens& tokens_;
   Flops model_flops_ = 0; // a step
   std::int64_t done_ = 0;
+  double last_loss_ = 0;  // of step done_
+
+  [[noreturn]] void stop_not_finite(const StepRecord& record, const char* what, double value) const;
 };
 
 } // namespace gdn::trainer

@@ -5,6 +5,8 @@
 #include <limits>
 #include <numbers>
 
+#include "core/error.h"
+
 namespace gdn::config {
 
 double Train::learning_rate(std::int64_t step) const {
@@ -35,6 +37,7 @@ void read(Train& t, Fields& f) {
   if (const Node* n = f.find("data")) t.data = as_choice(*n, {"synthetic", "tokens", "text"});
   f.read("data_path", t.data_path);
   if (const Node* n = f.find("data_dtype")) t.data_dtype = as_choice(*n, {"uint16", "uint32"});
+  f.read("eod_id", t.eod_id, -1, kMany);
   f.done();
 }
 
@@ -44,9 +47,16 @@ Train read_train(const Node& map) {
   Train t;
   Fields fields(map);
   read(t, fields);
-  if (t.data != "synthetic" && t.data_path.empty()) map.fail("data: " + t.data + " needs data_path");
-  if (t.data == "synthetic" && !t.data_path.empty()) map.fail("data_path is given, but data is synthetic", "set data to text or tokens");
   return t;
+}
+
+void check_complete(const Train& t, const std::string& where) {
+  auto fail = [&](const std::string& message, const std::string& hint) {
+    throw Error(ErrorCode::Config, (where.empty() ? "train: " : where + ": train: ") + message, hint);
+  };
+  if (t.data != "synthetic" && t.data_path.empty()) fail("data = " + t.data + " needs data_path", "a relative path starts at the configuration file");
+  if (t.data == "synthetic" && !t.data_path.empty()) fail("data_path is given, but data is synthetic", "set data to text or tokens");
+  if (t.eod_id >= 0 && t.data != "tokens") fail("eod_id is given, but data is " + t.data, "it ends documents of data: tokens; blank lines end those of a text");
 }
 
 void apply(Train& train, const std::string& key, const std::string& value, const std::string& where) {
@@ -76,6 +86,7 @@ Node to_node(const Train& t) {
   out.set("data", string_node(t.data));
   if (!t.data_path.empty()) out.set("data_path", string_node(t.data_path));
   if (t.data == "tokens") out.set("data_dtype", string_node(t.data_dtype));
+  if (t.eod_id >= 0) out.set("eod_id", number_node(t.eod_id));
   return out;
 }
 

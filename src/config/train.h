@@ -22,12 +22,16 @@ struct Train {
   std::string data = "synthetic";
   std::string data_path = {};
   std::string data_dtype = "uint16";  // tokens only
+  // tokens only: the id that ends a document, for packed micro-batches; -1: none.
+  std::int64_t eod_id = -1;
 
   double learning_rate(std::int64_t step) const; // step counts from 1
 };
 
 // Throws Error{Config} with position, key and what is allowed.
 Train read_train(const Node& map);
+// What keys say of one another: data and its path. Throws Error{Config}; `where` begins the message.
+void check_complete(const Train& train, const std::string& where);
 Node to_node(const Train& train);
 // `--set train.lr=1e-3`: a key of the block, without "train.".
 void apply(Train& train, const std::string& key, const std::string& value, const std::string& where);

@@ -5,7 +5,7 @@
 #include <cstdlib>
 
 #include "config/profiles.h"
-#include "trainer/cpu/device.h"
+#include "trainer/exact.h"
 #include "trainer/hf/checkpoint.h"
 #include "trainer/hf/parity.h"
 #include "trainer/hf/weights.h"
@@ -82,7 +82,7 @@ TEST_CASE("hf: gradients of the decay are the exact ones") {
       profile.run.stack = stack;
       profile.run.dtype = DType::FP32;
       const hf::Reference reference(folder);
-      CpuDevice device;
+      ExactDevice device; // the CPU, and doubles beside it
       const config::Model model = hf::parity_model(profile.model);
       Session session(model, hf::parity_run(profile.run, reference), device);
       hf::load(hf::Checkpoint(folder, model, session.parameters().table()), session.parameters());
@@ -97,6 +97,9 @@ TEST_CASE("hf: gradients of the decay are the exact ones") {
         CHECK(a_log[head] == doctest::Approx(exact.a_log[head]).epsilon(1e-4));
         CHECK(dt_bias[head] == doctest::Approx(exact.dt_bias[head]).epsilon(1e-4));
         CHECK(alpha == doctest::Approx(exact.alpha_rows[head]).epsilon(1e-4));
+        const auto in_double = [&](const char* name) { return device.values(session.parameters().at(name).gradient, 2)[head]; };
+        CHECK(in_double("layers.0.gdn.A_log") == doctest::Approx(exact.a_log[head]).epsilon(1e-9));
+        CHECK(in_double("layers.0.gdn.dt_bias") == doctest::Approx(exact.dt_bias[head]).epsilon(1e-9));
       }
     }
 }

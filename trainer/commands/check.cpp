@@ -1,12 +1,19 @@
+#include <cmath>
 #include <memory>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "reference/random.h"
 #include "trainer/commands/commands.h"
+#include "trainer/data.h"
 #include "trainer/devices.h"
+#include "trainer/executed.h"
+#include "trainer/hf/fingerprint.h"
 #include "trainer/hf/parity.h"
+#include "trainer/hf/weights.h"
+#include "trainer/op_check.h"
 #include "trainer/options.h"
 
 namespace gdn::trainer {
@@ -14,46 +21,184 @@ namespace gdn::trainer {
 namespace {
 
 struct CheckOptions {
-  std::string folder, device = "auto", dtype = "fp32", stack = "both", format = "text";
+  std::string model, folder, export_hf, device = "auto", dtype, stack = "both", format = "text";
   std::vector<config::Setting> settings;
+
+  std::vector<std::string> stacks() const { return stack == "both" ? std::vector<std::string>{"native", "megatron"} : std::vector{stack}; }
+  // The run of one stack and dtype, with nothing in it that is not executed.
+  config::Run run_of(const config::ModelProfile& profile, const std::string& a_stack, DType a_dtype) const {
+    config::Run run = profile.run;
+    run.stack = a_stack;
+    run.dtype = a_dtype;
+    run.vision = config::VisionMode::Absent;
+    require_executed(profile.model, run, {nullptr, &settings});
+    return run;
+  }
 };
+
+// ------------------------------------------------------------------------------------ every op ----
+
+// Weights drawn as for training; norms and biases, which start at constants, a little off them.
+void draw_weights(Parameters& parameters, std::uint64_t seed) {
+  parameters.initialise(seed);
+  for (const ParameterSlot& slot : parameters.slots()) {
+    if (slot.parameter->shape.size() > 1) continue;
+    std::vector<float> w = parameters.weights(slot.name());
+    const reference::RandomStream random{.seed = seed, .op = reference::stream_id(slot.name().data(), slot.name().size())};
+    for (size_t i = 0; i < w.size(); ++i) w[i] += 0.1f * static_cast<float>(random.normal(i));
+    parameters.set_weights(slot.name(), w);
+  }
+}
+
+struct OpsOutcome {
+  std::string model, stack, dtype;
+  std::vector<OpError> ops;
+};
+
+std::vector<OpsOutcome> run_ops(const CheckOptions& o, Device& device) {
+  // Of our own models: one with each form of the delta rule.
+  std::vector<std::vector<config::Setting>> variants{o.settings};
+  if (o.model.empty()) {
+    variants.push_back(o.settings);
+    variants.back().insert(variants.back().begin(), {{"linear_attention_type", "gdn2"}, {"name", "tiny, gdn2"}});
+  }
+  std::vector<OpsOutcome> outcomes;
+  for (const auto& settings : variants) {
+    const config::ModelProfile profile = config::Profiles().model(o.model.empty() ? "tiny" : o.model, settings);
+    for (const std::string& stack : o.stacks())
+      for (const std::string& dtype : o.dtype.empty() ? std::vector<std::string>{"bf16", "fp32"} : std::vector{o.dtype}) {
+        const config::Run run = o.run_of(profile, stack, parse_dtype(dtype));
+        OpCheck checked(device);
+        Session session(profile.model, run, checked);
+        constexpr std::uint64_t kSeed = 1;
+        draw_weights(session.parameters(), kSeed);
+        session.use(plan::Setting::of(run));
+        const auto tokens = open_tokens({.seed = kSeed}, ".", profile.model.vocab, run.seq, run.settings.packed);
+        session.run(step_batches(*tokens, run, 0), 0, kSeed);
+        outcomes.push_back({profile.model.name, stack, dtype, checked.results()});
+      }
+  }
+  return outcomes;
+}
+
+int check_ops(const CheckOptions& o) {
+  std::unique_ptr<Device> device = make_device(o.device);
+  const std::vector<OpsOutcome> outcomes = run_ops(o, *device);
+  if (o.format == "json") {
+    nlohmann::ordered_json root{{"schema", "gdn.check/1"}, {"device", device->name()}};
+    for (const OpsOutcome& outcome : outcomes) {
+      nlohmann::ordered_json ops = nlohmann::ordered_json::array();
+      for (const OpError& e : outcome.ops)
+        ops.push_back({{"kind", model::name_of(e.kind)}, {"op", e.op}, {"worst", e.tensor}, {"off", e.error}, {"cpu", e.reference}, {"allowed", e.allowed},
+                       {"runs", e.runs}, {"ok", e.ok()}});
+      root["results"].push_back({{"model", outcome.model}, {"stack", outcome.stack}, {"dtype", outcome.dtype}, {"ops", ops}});
+    }
+    fmt::print("{}\n", root.dump(2));
+  } else {
+    report::Document d;
+    for (const OpsOutcome& outcome : outcomes) {
+      d.heading(fmt::format("{}: every op, stack {}, {}, on {}", outcome.model, outcome.stack, outcome.dtype, device->name()));
+      add_to(d, outcome.ops);
+    }
+    d.line("off by: L2 of the difference to the same op in double on the same operands, over the L2 of that; CPU: the same of the CPU's functions.");
+    print(d);
+  }
+  size_t ops = 0;
+  for (const OpsOutcome& outcome : outcomes)
+    for (const OpError& e : outcome.ops) {
+      ++ops;
+      if (!e.ok())
+        throw Error(ErrorCode::Numeric, fmt::format("{}, stack {}, {}: {}: {} is off by {:.1e}, allowed {:.1e}", outcome.model, outcome.stack, outcome.dtype,
+                                                    e.op, e.tensor, e.error, e.allowed));
+    }
+  say(fmt::format("{} ops and backward steps agree with the same in double", ops));
+  return 0;
+}
+
+// ------------------------------------------------------------------------------ a checkpoint ----
 
 struct Outcome {
   std::string stack;
   hf::ParityReport report;
 };
 
-nlohmann::ordered_json to_json(const CheckOptions& o, const std::string& device, const std::vector<Outcome>& outcomes) {
-  nlohmann::ordered_json root{{"schema", "gdn.check/1"}, {"checkpoint", o.folder}, {"device", device}, {"dtype", o.dtype}};
+nlohmann::ordered_json to_json(const CheckOptions& o, const std::string& device, const std::string& dtype, const std::vector<Outcome>& outcomes) {
+  nlohmann::ordered_json root{{"schema", "gdn.check/1"}, {"checkpoint", o.folder}, {"device", device}, {"dtype", dtype}};
   for (const Outcome& outcome : outcomes) {
     nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
-    for (const hf::Difference& d : outcome.report.rows)
-      tensors.push_back({{"name", d.name}, {"measure", d.by_norm ? "L2" : "largest"}, {"off", d.measured()}, {"allowed", d.allowed},
-                         {"ok", d.ok()}, {"worst", d.coordinate()}, {"found", d.found}, {"expected", d.expected}});
+    for (const hf::Difference& d : outcome.report.rows) {
+      nlohmann::ordered_json row{{"name", d.name}, {"measure", d.by_norm ? "L2" : "largest"}, {"off", d.measured()}, {"allowed", d.allowed},
+                                 {"ok", d.ok()}, {"worst", d.coordinate()}, {"found", d.found}, {"expected", d.expected}};
+      if (d.exact) row["exact"] = {{"off", d.exact->ours}, {"reference_off", d.exact->reference}, {"reference_rounding", d.exact->rounding}};
+      tensors.push_back(std::move(row));
+    }
     root["results"].push_back({{"stack", outcome.stack}, {"ok", outcome.report.first_mismatch() == nullptr}, {"tensors", tensors}});
   }
   return root;
 }
 
-int check(const CheckOptions& o) {
-  const config::ModelProfile profile = config::Profiles().model(o.folder, o.settings);
+// Without reference results: what it computes, to be compared with another run of it.
+void show_fingerprints(const CheckOptions& o, const config::ModelProfile& profile, DType dtype, Device& device) {
+  constexpr std::int64_t kSeq = 64;
+  constexpr std::uint64_t kSeed = 1;
+  report::Document d;
+  nlohmann::ordered_json root{{"schema", "gdn.check/1"}, {"checkpoint", o.folder}, {"device", device.name()}, {"dtype", name_of(dtype)}};
+  for (const std::string& stack : o.stacks()) {
+    const config::Model model = hf::parity_model(profile.model);
+    const config::Run run = hf::parity_run(o.run_of(profile, stack, dtype), 1, kSeq);
+    Session session(model, run, device);
+    hf::load(hf::Checkpoint(o.folder, model, session.parameters().table()), session.parameters());
+    session.use(plan::Setting::of(run));
+    const Trace trace = run_traced(session, hf::drawn_tokens(kSeq, model.vocab, kSeed));
+    d.heading(fmt::format("{}: stack {}, {}, on {}", o.folder, stack, name_of(dtype), device.name()));
+    report::Table t{"fingerprint", {{"tensor"}, {"mean square", report::Align::Right}, {"hash", report::Align::Right}}};
+    nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+    for (const hf::Fingerprint& f : hf::fingerprints(trace)) {
+      t.rows.push_back({f.name, fmt::format("{:.6g}", f.mean_square), fmt::format("{:016x}", f.hash)});
+      tensors.push_back({{"name", f.name}, {"mean_square", f.mean_square}, {"hash", fmt::format("{:016x}", f.hash)}});
+    }
+    d.table(std::move(t));
+    d.pairs({{"loss", fmt::format("{:.6f} on {} tokens drawn from seed {}", trace.result.loss, kSeq, kSeed)}});
+    root["results"].push_back({{"stack", stack}, {"loss", trace.result.loss}, {"fingerprints", tensors}});
+    if (!std::isfinite(trace.result.loss)) throw Error(ErrorCode::Numeric, fmt::format("stack {}: the loss is {}", stack, trace.result.loss));
+  }
+  d.line(fmt::format("{} is not there, so nothing was compared.", hf::kReferenceFile));
+  if (o.format == "json") fmt::print("{}\n", root.dump(2));
+  else print(d);
+}
+
+// Writes the weights back and holds the files against those they came from.
+void export_weights(const CheckOptions& o, const config::ModelProfile& profile, DType dtype, Device& device) {
+  const config::Run run = o.run_of(profile, o.stacks().front(), dtype);
+  hf::RunWeights weights(profile.model, o.folder, o.export_hf);
+  Session session(profile.model, run, device);
+  weights.load_into(session.parameters());
+  weights.store_from(session.parameters(), dtype);
+  if (const std::string file = hf::first_difference(o.folder, o.export_hf); !file.empty())
+    throw Error(ErrorCode::Numeric, fmt::format("{}: differs from what it was read from", (std::filesystem::path(o.export_hf) / file).string()));
+  say(fmt::format("{}: the weights written back, byte for byte those of {}", o.export_hf, o.folder));
+}
+
+int check_checkpoint(const CheckOptions& o) {
+  const config::ModelProfile profile = config::Profiles().model(std::filesystem::path(o.folder).is_absolute() ? o.folder : "./" + o.folder, o.settings);
+  const DType dtype = parse_dtype(o.dtype.empty() ? "fp32" : o.dtype);
   std::unique_ptr<Device> device = make_device(o.device);
-  std::vector<std::string> stacks{o.stack};
-  if (o.stack == "both") stacks = {"native", "megatron"};
+  if (!o.export_hf.empty()) export_weights(o, profile, dtype, *device);
+  if (!std::filesystem::exists(std::filesystem::path(o.folder) / hf::kReferenceFile)) {
+    show_fingerprints(o, profile, dtype, *device);
+    return 0;
+  }
   std::vector<Outcome> outcomes;
-  for (const std::string& stack : stacks) {
-    config::Run run = profile.run;
-    run.stack = stack;
-    run.dtype = parse_dtype(o.dtype);
+  for (const std::string& stack : o.stacks()) {
+    const config::Run run = o.run_of(profile, stack, dtype);
     outcomes.push_back({stack, hf::compare_with_reference(o.folder, profile.model, run, plan::Setting::of(run), *device)});
   }
-
   if (o.format == "json") {
-    fmt::print("{}\n", to_json(o, device->name(), outcomes).dump(2));
+    fmt::print("{}\n", to_json(o, device->name(), std::string(name_of(dtype)), outcomes).dump(2));
   } else {
     report::Document d;
     for (const Outcome& outcome : outcomes) {
-      d.heading(fmt::format("{}: stack {}, {}, on {}", o.folder, outcome.stack, o.dtype, device->name()));
+      d.heading(fmt::format("{}: stack {}, {}, on {}", o.folder, outcome.stack, name_of(dtype), device->name()));
       hf::add_to(d, outcome.report);
     }
     print(d);
@@ -64,19 +209,26 @@ int check(const CheckOptions& o) {
   return 0;
 }
 
+int check(const CheckOptions& o) {
+  if (!o.folder.empty() && !o.model.empty()) throw Error(ErrorCode::Usage, "give a model or --hf, not both", "a checkpoint's folder has its own config.json");
+  if (o.folder.empty() && !o.export_hf.empty()) throw Error(ErrorCode::Usage, "--export-hf needs --hf: whose weights?");
+  return o.folder.empty() ? check_ops(o) : check_checkpoint(o);
+}
+
 } // namespace
 
 Runner add_check(CLI::App& program) {
-  auto* command = program.add_subcommand("check", "a Hugging Face checkpoint's loss, activations and gradients against reference results");
+  auto* command = program.add_subcommand("check", "every op against the same in double; --hf: a Hugging Face checkpoint against reference results");
   auto o = std::make_shared<CheckOptions>();
-  command->add_option("--hf", o->folder, "folder with config.json, model.safetensors and reference.safetensors (input_ids, labels, loss, "
-                                         "logits, hidden.I, grad.NAME)")->required();
+  command->add_option("MODEL", o->model, "a model or configuration, small enough to run; profile tiny and a variant of it with gdn2 if not given");
+  command->add_option("--hf", o->folder, "folder with config.json and safetensors weights; with reference.safetensors (input_ids, labels, loss, logits, "
+                                         "hidden.I, grad.NAME) loss, activations and gradients are compared");
+  command->add_option("--export-hf", o->export_hf, "write the checkpoint's weights back to this new folder: byte for byte the same");
   command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")->check(CLI::IsMember({"cpu", "cuda", "auto"}));
-  command->add_option("--dtype", o->dtype, "dtype of the run: fp32, or bf16 with wider tolerances")->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_option("--dtype", o->dtype, "dtype of the run: fp32, or bf16 with wider tolerances; ops are checked in both")->check(CLI::IsMember({"fp32", "bf16"}));
   command->add_option("--stack", o->stack, "native, megatron, or both")->check(CLI::IsMember({"native", "megatron", "both"}));
   command->add_option_function<std::string>("--modules", [o](const std::string& value) {
-    o->settings.push_back({"recompute_modules", value == "none" ? "[]" : value, "--modules"});
-    o->settings.push_back({"recompute_granularity", "selective", "--modules"});
+    for (config::Setting& s : modules_setting(value)) o->settings.push_back(std::move(s));
   }, "recompute modules, separated by commas: they change no result");
   command->add_option_function<std::vector<std::string>>("--set", [o](const std::vector<std::string>& values) {
     for (const std::string& v : values) o->settings.push_back(config::parse_setting(v));

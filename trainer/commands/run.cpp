@@ -27,7 +27,7 @@ struct RunOptions : CommonOptions {
 void add_heading(report::Document& d, const Setup& s, const Device& device, const std::string& data) {
   const config::Run& r = s.profile.run;
   d.heading(fmt::format("{} on {}", s.profile.model.name, device.name()));
-  d.pairs({{"stack", fmt::format("{}, {}", r.stack, r.revision.text())},
+  d.pairs({{"stack", r.stack == "megatron" ? fmt::format("megatron, {}, {}", config::name_of(r.build), r.revision.text()) : r.stack},
            {"recompute", s.setting.text()},
            {"batch", fmt::format("{} micro-batches of {} x {} tokens, {}", r.micro_batches(), r.micro_batch, r.seq, name_of(r.dtype))},
            {"data", data}});
@@ -80,10 +80,12 @@ void add_outcome(report::Document& d, const std::vector<StepRecord>& steps, std:
 int run(const RunOptions& o) {
   const Setup s = load_setup(o.config, o.settings);
   std::unique_ptr<Device> device = make_device(o.device);
-  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq, s.profile.run.settings.packed);
   if (device->name() == "cpu")
     say(fmt::format("running on the CPU{}: the same program as on a GPU, with reference arithmetic",
                     o.device == "auto" ? " (no CUDA device)" : ""));
+  if (s.train.warmup_steps > s.train.steps)
+    say(fmt::format("train.warmup_steps = {} of {} steps: the learning rate never reaches train.lr", s.train.warmup_steps, s.train.steps));
   if (o.dry_run) return dry_run(o, s, *device, tokens->describe());
 
   hf::RunWeights weights(s.profile.model, o.hf, o.export_hf);

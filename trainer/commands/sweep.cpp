@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 
 #include <fmt/format.h>
@@ -20,12 +21,13 @@ struct Options : CommonOptions {
 void add_table(report::Document& d, const std::vector<SweepRow>& rows) {
   using report::Align;
   report::Table t{"sweep", {{"recompute", Align::Left, true}, {"peak", Align::Right}, {"predicted", Align::Right}, {"", Align::Left},
-                            {"time", Align::Right}, {"predicted", Align::Right}, {"bits"}}};
+                            {"fastest", Align::Right}, {"median", Align::Right}, {"spread", Align::Right}, {"predicted", Align::Right}, {"bits"}}};
   for (const SweepRow& r : rows) {
     const bool equal = r.measured_peak == r.predicted_peak;
     t.rows.push_back({r.setting + (r.same_as.empty() ? "" : "  (= " + r.same_as + ")"), format_bytes(r.measured_peak), format_bytes(r.predicted_peak),
                       report::Cell(equal ? "=" : fmt::format("{:+d} B", r.measured_peak - r.predicted_peak), equal ? report::Tone::Plain : report::Tone::Bad),
-                      format_seconds(r.measured_seconds), format_seconds(r.predicted_seconds),
+                      format_seconds(r.measured_seconds), format_seconds(r.median_seconds), fmt::format("{:.0f} %", 100 * r.spread()),
+                      format_seconds(r.predicted_seconds),
                       report::Cell(r.identical ? "same" : "differ", r.identical ? report::Tone::Plain : report::Tone::Bad)});
   }
   d.table(std::move(t));
@@ -53,7 +55,7 @@ void add_agreement(report::Document& d, const std::vector<SweepRow>& rows) {
 int sweep(const Options& o) {
   const Setup s = load_setup(o.config, o.settings);
   std::unique_ptr<Device> device = make_device(o.device);
-  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq, s.profile.run.settings.packed);
   if (device->name() == "cpu") say("running on the CPU: bytes are exact, times are those of reference arithmetic");
   Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device));
   const std::filesystem::path file = o.output_folder() / "sweep.yaml";
@@ -71,6 +73,9 @@ int sweep(const Options& o) {
   d.heading(fmt::format("{} on {}: every recompute setting", s.profile.model.name, device->name()));
   add_table(d, rows);
   add_agreement(d, rows);
+  if (std::any_of(rows.begin(), rows.end(), [](const SweepRow& r) { return r.resumed; }) && rows.front().measured_seconds > 0)
+    d.line(fmt::format("Settings from the file were timed by an earlier sweep: '{}' took {} then, {} now.", rows.front().setting,
+                       format_seconds(rows.front().measured_seconds), format_seconds(sweep.baseline_seconds())));
   d.line(fmt::format("Written: {}", file.string()));
   print(d);
   if (interrupted()) throw Error(ErrorCode::Interrupted, "interrupted; the same command goes on where it stopped");

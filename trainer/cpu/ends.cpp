@@ -52,7 +52,7 @@ void embedding_backward(const OpCall& c) {
   const View dy = c.d_out(0);
   const auto ids = ids_of(c.in(0));
   if (View dtable = c.param_grad(0, 1, table_elements(c)))
-    with_type(dy.dtype, [&]<class T>() { reference::embedding_backward<T>(ids, mat<T>(dy), mat<float>(table(c, dtable))); });
+    with_type(dy.dtype, [&]<class T>() { reference::embedding_backward<T>(ids, mat<T>(dy), mat<Acc<T>>(table(c, dtable))); });
 }
 
 // Inputs side by side, or one below the other where they are as wide as the output.
@@ -100,7 +100,7 @@ void cross_entropy_forward(const OpCall& c) {
       const Mat<T> row = mat<T>(row_of(logits, i));
       reference::LossSum sum;
       switch (form) {
-      case LossForm::Softmax: sum = reference::cross_entropy_softmax_forward<T>(row, label, mat<float>(row_of(c.out(1), i))); break;
+      case LossForm::Softmax: sum = reference::cross_entropy_softmax_forward<T>(row, label, mat<Acc<T>>(row_of(c.out(1), i))); break;
       case LossForm::Overwrite: sum = reference::cross_entropy_fused<T>(mat<T>(row_of(c.out(1), i)), label, 1); break;
       case LossForm::Logits: sum = reference::cross_entropy_forward<T>(row, label, values(row_of(c.out(1), i))); break;
       }
@@ -139,7 +139,7 @@ void cross_entropy_backward(const OpCall& c) {
       std::int64_t label = static_cast<std::int64_t>(values(ids).get(i, 0));
       if (mask && values(mask).get(i, 0) != 0) label = kIgnoreLabel;
       const std::span<const std::int64_t> one(&label, 1);
-      if (form == LossForm::Softmax) reference::cross_entropy_softmax_backward<T>(mat<float>(row_of(kept, i)), one, scale, to);
+      if (form == LossForm::Softmax) reference::cross_entropy_softmax_backward<T>(mat<Acc<T>>(row_of(kept, i)), one, scale, to);
       else reference::cross_entropy_backward<T>(mat<T>(row_of(c.in(0), i)), one, values(row_of(kept, i)), scale, to);
     }
   });
@@ -193,7 +193,7 @@ void chunked_backward(const OpCall& c) {
         to.rows = logits.rows;
         reference::linear_dgrad<T, T>(mat<T>(logits), mat<T>(weight), grad<T>({to, dx.accumulate}));
       }
-      if (dw) reference::linear_wgrad<T, T>(mat<T>(logits), mat<T>(rows), mat<float>(dw));
+      if (dw) reference::linear_wgrad<T, T>(mat<T>(logits), mat<T>(rows), mat<Acc<T>>(dw));
     });
   });
 }

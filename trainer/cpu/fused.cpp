@@ -3,6 +3,7 @@
 
 #include "model/kinds/definitions.h"
 #include "trainer/cpu/ops.h"
+#include "trainer/cpu/wide.h"
 
 // Fused kinds by their definition: the plain ops it lists run one after the other, their tensors in
 // scratch. Backward makes again what the plain backward steps read, then runs those.
@@ -22,6 +23,13 @@ size_t index(int i) { return static_cast<size_t>(i); }
 size_t root_of(const OpList& list, TensorId t) { // owner of d:t
   while (list.tensor(t).base >= 0 && list.tensor(t).gradient == model::GradientStorage::Slice) t = list.tensor(t).base;
   return index(t);
+}
+
+// The definition in the precision of the op: its inner tensors are wide where its operands are.
+Definition definition_of(const OpList& list, const Op& op) {
+  Definition d = model::definition(list, op);
+  if (list.tensor(op.inputs[0]).dtype == DType::FP64) d.list = widened(std::move(d.list));
+  return d;
 }
 
 // Where everything of one run lies in its scratch, by storage and by gradient root; -1: not there.
@@ -58,12 +66,12 @@ struct Places {
   }
 };
 
-Bytes fused_scratch(const OpList& list, const Op& op, int step) { return Places(model::definition(list, op), step).total; }
+Bytes fused_scratch(const OpList& list, const Op& op, int step) { return Places(definition_of(list, op), step).total; }
 
 class Interpreter {
 public:
   explicit Interpreter(const OpCall& c)
-      : c_(c), d_(model::definition(c.list(), c.op())), places_(d_, c.step()), scratch_(c.scratch(places_.total)),
+      : c_(c), d_(definition_of(c.list(), c.op())), places_(d_, c.step()), scratch_(c.scratch(places_.total)),
         memory_(d_.list.tensors.size()), gradient_(d_.list.tensors.size()), written_(d_.list.tensors.size(), 0) {
     const std::vector<char> needed = needed_again();
     for (size_t i = 0; i < d_.inputs.size(); ++i)

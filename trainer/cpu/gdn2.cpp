@@ -14,8 +14,10 @@ namespace {
 // Raw sections at Hk heads; the gates of key channels are repeated to Hv unless the op is grouped.
 struct Widths {
   std::int64_t rows, keys, dk, repeat; // keys = Hk dk
+  DType gate;                          // of g
   Widths(const model::OpList& list, const model::Op& op) {
     const model::Tensor& f = list.tensor(op.inputs[0]);
+    gate = list.tensor(op.outputs[0]).dtype;
     rows = f.rows();
     keys = f.cols();
     dk = std::get<GdnAttr>(op.attr).key_dim;
@@ -24,28 +26,28 @@ struct Widths {
 };
 Bytes gates_scratch(const model::OpList& list, const model::Op& op, int) {
   const Widths w(list, op);
-  return 2 * w.rows * w.keys * 4; // one gate at Hk heads, fp32; the other in the storage type
+  return 2 * w.rows * w.keys * size_of(w.gate); // one gate at Hk heads; the other in the storage type
 }
 View scratch_view(const OpCall& c, int which, DType dtype) {
   const Widths w(c.list(), c.op());
-  std::byte* at = c.scratch(gates_scratch(c.list(), c.op(), c.step())).data() + which * w.rows * w.keys * 4;
+  std::byte* at = c.scratch(gates_scratch(c.list(), c.op(), c.step())).data() + which * w.rows * w.keys * size_of(w.gate);
   return {at, dtype, w.rows, w.keys, w.keys};
 }
 
 // inputs f, b [R, Hk dk], w [R, Hv dv]; outputs g fp32, b [R, Hv dk], w; parameters A_log [Hk], dt_bias [Hk dk].
 void gates_forward(const OpCall& c) {
   const Widths s(c.list(), c.op());
-  const View f = c.in(0), decay = scratch_view(c, 0, DType::FP32), erase = scratch_view(c, 1, f.dtype);
+  const View f = c.in(0), decay = scratch_view(c, 0, s.gate), erase = scratch_view(c, 1, f.dtype);
   reference::decay_forward(s.dk, values(f), values(c.param(0, 1, s.keys / s.dk)), values(c.param(1, 1, s.keys)), values(decay));
-  reference::repeat_heads_forward<float>(s.dk, s.repeat, mat<float>(decay), mat<float>(c.out(0)));
+  with_type(s.gate, [&]<class T>() { reference::repeat_heads_forward<T>(s.dk, s.repeat, mat<T>(decay), mat<T>(c.out(0))); });
   reference::sigmoid_forward(values(c.in(1)), values(erase));
   with_type(f.dtype, [&]<class T>() { reference::repeat_heads_forward<T>(s.dk, s.repeat, mat<T>(erase), mat<T>(c.out(1))); });
   reference::sigmoid_forward(values(c.in(2)), values(c.out(2)));
 }
 void gates_backward(const OpCall& c) {
   const Widths s(c.list(), c.op());
-  const View f = c.in(0), decay = scratch_view(c, 0, DType::FP32), erase = scratch_view(c, 1, f.dtype);
-  reference::repeat_heads_backward<float>(s.dk, s.repeat, mat<float>(c.d_out(0)), mat<float>(decay));
+  const View f = c.in(0), decay = scratch_view(c, 0, s.gate), erase = scratch_view(c, 1, f.dtype);
+  with_type(s.gate, [&]<class T>() { reference::repeat_heads_backward<T>(s.dk, s.repeat, mat<T>(c.d_out(0)), mat<T>(decay)); });
   reference::decay_backward(s.dk, values(f), values(c.param(0, 1, s.keys / s.dk)), values(c.param(1, 1, s.keys)), values(decay),
                             values_grad(c.d_in(0)), values(c.param_grad(0, 1, s.keys / s.dk)), values(c.param_grad(1, 1, s.keys)));
   with_type(f.dtype, [&]<class T>() { reference::repeat_heads_backward<T>(s.dk, s.repeat, mat<T>(c.d_out(1)), mat<T>(erase)); });
@@ -59,6 +61,7 @@ struct RuleParts {
   reference::RuleShape shape;
   std::int64_t rows, wide, repeat; // wide = Hv dk
   bool grouped;
+  DType gate; // of g
   RuleParts(const model::OpList& list, const model::Op& op) {
     const auto& a = std::get<GdnAttr>(op.attr);
     shape.key_heads = list.tensor(op.inputs[0]).cols() / a.key_dim;
@@ -69,11 +72,12 @@ struct RuleParts {
     wide = a.value_heads * a.key_dim;
     repeat = wide / list.tensor(op.inputs[3]).cols();
     grouped = a.grouped;
+    gate = list.tensor(op.inputs[3]).dtype;
   }
 };
 Bytes rule_scratch(const model::OpList& list, const model::Op& op, int step) {
   const RuleParts p(list, op);
-  return p.repeat == 1 ? 0 : p.rows * p.wide * 8 * (step < 0 ? 1 : 2); // g and b, their gradients
+  return p.repeat == 1 ? 0 : p.rows * p.wide * 2 * size_of(p.gate) * (step < 0 ? 1 : 2); // g and b, their gradients
 }
 
 struct WideGates {
@@ -87,16 +91,16 @@ struct WideGates {
     std::byte* at = c.scratch(rule_scratch(c.list(), c.op(), c.step())).data();
     auto take = [&](DType dtype) {
       View v{at, dtype, p.rows, p.wide, p.wide};
-      at += p.rows * p.wide * 4;
+      at += p.rows * p.wide * size_of(p.gate);
       return v;
     };
     const View narrow_g = g, narrow_b = b;
-    g = take(DType::FP32);
+    g = take(p.gate);
     b = take(narrow_b.dtype);
-    reference::repeat_heads_forward<float>(p.shape.key_dim, p.repeat, mat<float>(narrow_g), mat<float>(g));
+    with_type(p.gate, [&]<class T>() { reference::repeat_heads_forward<T>(p.shape.key_dim, p.repeat, mat<T>(narrow_g), mat<T>(g)); });
     with_type(b.dtype, [&]<class T>() { reference::repeat_heads_forward<T>(p.shape.key_dim, p.repeat, mat<T>(narrow_b), mat<T>(b)); });
     if (c.step() < 0) return;
-    dg = take(DType::FP32);
+    dg = take(p.gate);
     db = take(b.dtype);
   }
 };
@@ -145,7 +149,8 @@ void rule_backward(const OpCall& c) {
     p.dw = grad<T>(c.d_in(5));
     reference::gdn2_backward<T>(parts.shape, c.batch().sequences, p);
     if (!repeated) return;
-    reference::repeat_heads_backward<float>(parts.shape.key_dim, parts.repeat, mat<float>(gates.dg), grad<float>(dg));
+    using A = Acc<T>; // of g
+    reference::repeat_heads_backward<A>(parts.shape.key_dim, parts.repeat, mat<A>(gates.dg), grad<A>(dg));
     reference::repeat_heads_backward<T>(parts.shape.key_dim, parts.repeat, mat<T>(gates.db), grad<T>(db));
   });
 }

@@ -27,7 +27,7 @@ bool keeps_chosen(const MoeAttr& a) { return !a.sigmoid && a.renormalise; }
 Bytes router_scratch(const model::OpList& list, const model::Op& op, int step) {
   const auto& a = std::get<MoeAttr>(op.attr);
   if (step >= 0 || keeps_chosen(a)) return 0;
-  return list.tensor(op.inputs[0]).rows() * a.top_k * 4; // weights of the chosen, fp32
+  return list.tensor(op.inputs[0]).rows() * a.top_k * size_of(list.tensor(op.outputs[2]).dtype); // weights of the chosen
 }
 
 std::vector<std::int64_t> counts_of(const MoeAttr& a, ConstValues index) { return reference::expert_counts(a.experts, index); }
@@ -40,7 +40,7 @@ void router_forward(const OpCall& c) {
   View weight = scores;
   if (!keeps_chosen(a)) {
     std::span<std::byte> scratch = c.scratch(router_scratch(c.list(), c.op(), -1));
-    weight = {scratch.data(), DType::FP32, logits.rows, a.top_k, a.top_k};
+    weight = {scratch.data(), scores.dtype, logits.rows, a.top_k, a.top_k};
   }
   const Values all = !keeps_chosen(a) ? values(scores) : a.aux_coeff > 0 ? values(c.out(5)) : Values();
   reference::route_forward(r, values(logits), values(index), values(weight), all);
@@ -255,7 +255,7 @@ void grouped_backward(const OpCall& c) {
     if (!c.backward_step().param_grads.empty()) {
       const View x = c.in(0);
       if (View dw = c.param_grad(0, experts * dy.cols, in))
-        reference::grouped_linear_wgrad<T>(mat<T>(dy), mat<T>(x), groups, mat<float>(dw));
+        reference::grouped_linear_wgrad<T>(mat<T>(dy), mat<T>(x), groups, mat<Acc<T>>(dw));
     }
   });
 }
@@ -277,7 +277,7 @@ template <bool Weighted> void swiglu_backward(const OpCall& c) {
 
 // inputs x, y [T, h]; outputs gated, score [T] = x . w (before the sigmoid); parameter w [1, h].
 Bytes gate_scratch(const model::OpList& list, const model::Op& op, int step) {
-  return step < 0 ? 0 : list.tensor(op.inputs[0]).rows() * 4; // gradient of the score, fp32
+  return step < 0 ? 0 : list.tensor(op.inputs[0]).rows() * size_of(accumulator(list.tensor(op.inputs[0]).dtype)); // gradient of the score
 }
 void gate_forward(const OpCall& c) {
   const View x = c.in(0), score = c.out(1);
@@ -288,12 +288,12 @@ void gate_forward(const OpCall& c) {
 }
 void gate_backward(const OpCall& c) {
   const View x = c.in(0);
-  const View dscore{c.scratch(gate_scratch(c.list(), c.op(), c.step())).data(), DType::FP32, x.rows, 1, 1};
+  const View dscore{c.scratch(gate_scratch(c.list(), c.op(), c.step())).data(), accumulator(x.dtype), x.rows, 1, 1};
   with_type(x.dtype, [&]<class T>() {
     reference::row_gate_backward<T>(mat<T>(c.in(1)), values(c.out(1)), mat<T>(c.d_out(0)), grad<T>(c.d_in(1)),
                                     values_grad({dscore, false}));
-    if (GradView dx = c.d_in(0)) reference::linear_dgrad<T, float>(mat<float>(dscore), mat<T>(c.param(0, 1, x.cols)), grad<T>(dx));
-    if (View dw = c.param_grad(0, 1, x.cols)) reference::linear_wgrad<T, float>(mat<float>(dscore), mat<T>(x), mat<float>(dw));
+    if (GradView dx = c.d_in(0)) reference::linear_dgrad<T, Acc<T>>(mat<Acc<T>>(dscore), mat<T>(c.param(0, 1, x.cols)), grad<T>(dx));
+    if (View dw = c.param_grad(0, 1, x.cols)) reference::linear_wgrad<T, Acc<T>>(mat<Acc<T>>(dscore), mat<T>(x), mat<Acc<T>>(dw));
   });
 }
 

@@ -63,10 +63,14 @@ inline reference::ValuesGrad values_grad(const GradView& g) {
 View with_rows(const OpCall& c, View v, std::int64_t rows);
 inline GradView with_rows(const OpCall& c, GradView g, std::int64_t rows) { return {with_rows(c, g.to, rows), g.accumulate}; }
 
+// What an op adds up in, and keeps statistics and parameter gradients in, where its tensors are `storage`.
+inline DType accumulator(DType storage) { return storage == DType::FP64 ? DType::FP64 : DType::FP32; }
+
 // Calls f<T>() for the storage type of a tensor.
 template <class F> void with_type(DType dtype, F&& f) {
   if (dtype == DType::BF16) f.template operator()<bf16>();
   else if (dtype == DType::FP32) f.template operator()<float>();
+  else if (dtype == DType::FP64) f.template operator()<double>(); // wide.h
   else throw Error(ErrorCode::Internal, "the CPU has no functions for tensors in " + std::string(name_of(dtype)));
 }
 

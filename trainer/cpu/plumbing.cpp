@@ -117,7 +117,7 @@ void linear_backward(const OpCall& c) {
       const View to = p == 0 ? c.param_grad(0, dy.cols, x.cols()) : c.param_grad(1, 1, dy.cols);
       if (p == 0) {
         const View from = c.in(0);
-        if (to) reference::linear_wgrad<T, O>(mat<O>(dy), mat<T>(from), mat<float>(to));
+        if (to) reference::linear_wgrad<T, O>(mat<O>(dy), mat<T>(from), mat<Acc<T>>(to));
       } else if (to) {
         reference::bias_grad<O>(mat<O>(dy), values(to));
       }

@@ -104,25 +104,25 @@ void gather_backward(const OpCall& c) {
 
 // input x [N, h]; output score [N] = sigmoid(x . w); parameter w [1, h].
 Bytes score_scratch(const model::OpList& list, const model::Op& op, int step) {
-  return step < 0 ? 0 : list.tensor(op.inputs[0]).rows() * 4; // gradient before the sigmoid
+  return step < 0 ? 0 : list.tensor(op.inputs[0]).rows() * size_of(accumulator(list.tensor(op.inputs[0]).dtype)); // gradient before the sigmoid
 }
 void score_forward(const OpCall& c) {
   const View x = c.in(0), score = c.out(0);
   with_type(x.dtype, [&]<class T>() {
-    reference::linear_forward<T, float>(mat<T>(x), mat<T>(c.param(0, 1, x.cols)), {}, mat<float>(score));
+    reference::linear_forward<T, Acc<T>>(mat<T>(x), mat<T>(c.param(0, 1, x.cols)), {}, mat<Acc<T>>(score));
   });
   for (std::int64_t i = 0; i < score.rows; ++i) values(score).set(i, 0, reference::sigmoid(values(score).get(i, 0)));
 }
 void score_backward(const OpCall& c) {
   const View x = c.in(0), score = c.out(0), dscore = c.d_out(0);
-  const View d{c.scratch(score_scratch(c.list(), c.op(), c.step())).data(), DType::FP32, x.rows, 1, 1};
+  const View d{c.scratch(score_scratch(c.list(), c.op(), c.step())).data(), accumulator(x.dtype), x.rows, 1, 1};
   for (std::int64_t i = 0; i < x.rows; ++i) {
     const double s = values(score).get(i, 0);
     values(d).set(i, 0, values(dscore).get(i, 0) * s * (1 - s));
   }
   with_type(x.dtype, [&]<class T>() {
-    if (GradView dx = c.d_in(0)) reference::linear_dgrad<T, float>(mat<float>(d), mat<T>(c.param(0, 1, x.cols)), grad<T>(dx));
-    if (View dw = c.param_grad(0, 1, x.cols)) reference::linear_wgrad<T, float>(mat<float>(d), mat<T>(x), mat<float>(dw));
+    if (GradView dx = c.d_in(0)) reference::linear_dgrad<T, Acc<T>>(mat<Acc<T>>(d), mat<T>(c.param(0, 1, x.cols)), grad<T>(dx));
+    if (View dw = c.param_grad(0, 1, x.cols)) reference::linear_wgrad<T, Acc<T>>(mat<Acc<T>>(d), mat<T>(x), mat<Acc<T>>(dw));
   });
 }
 

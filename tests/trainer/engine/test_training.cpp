@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -125,6 +126,82 @@ TEST_CASE("token files: bytes, uint16, uint32, and what is wrong with one") {
   write(folder / "t.bin", "abc");
   CHECK(message_of([&] { open_tokens(t, folder, 1000, 1); }).find("no whole number") != std::string::npos);
   fs::remove_all(folder);
+}
+
+TEST_CASE("token files: an id beyond the vocabulary is named with its position, however large") {
+  const fs::path folder = scratch_folder("ids");
+  config::Train t;
+  t.data = "tokens";
+  t.data_path = "t.bin";
+  t.data_dtype = "uint32";
+  write(folder / "t.bin", std::string("\x01\x00\x00\x00\xff\xff\xff\xff", 8));
+  CHECK(message_of([&] { open_tokens(t, folder, 1000, 1); }).find("token 1 is 4294967295, but the vocabulary ends at 999") != std::string::npos);
+  fs::remove_all(folder);
+}
+
+TEST_CASE("packed documents: rows of whole documents, no label crosses from one to the next") {
+  const fs::path folder = scratch_folder("packed");
+  config::Train t;
+  t.data = "text";
+  t.data_path = "a.txt";
+  write(folder / "a.txt", "\n\nabc\nd\n\n\nef\n\ng\n");
+  const Batch b = open_tokens(t, folder, 256, 5, true)->batch(0, 0, 2, 5); // one row of 10 tokens
+  const std::string text(b.ids.begin(), b.ids.end());
+  CHECK((text + text).find("abc\ndefgabc") != std::string::npos); // in this order, from any of them on
+  CHECK(b.ids.size() == 10);
+  REQUIRE(b.sequences.front() == 0);
+  CHECK(b.sequences.back() == 10);
+  check_batch(b, 10, 256);
+  for (size_t d = 0; d + 1 < b.sequences.size(); ++d)
+    for (std::int64_t i = b.sequences[d]; i < b.sequences[d + 1]; ++i) {
+      const auto at = static_cast<size_t>(i);
+      if (i + 1 < b.sequences[d + 1]) CHECK(b.labels[at] == b.ids[at + 1]);
+      else if (i + 1 < 10) CHECK(b.labels[at] == -100);
+    }
+
+  t.data = "tokens";
+  t.data_path = "t.bin";
+  write(folder / "t.bin", std::string("\x05\x00\x06\x00\x00\x00\x07\x00\x00\x00\x08\x00", 12)); // 5 6 0 | 7 0 | 8
+  CHECK(message_of([&] { open_tokens(t, folder, 100, 6, true); }).find("train.eod_id") != std::string::npos);
+  t.eod_id = 0;
+  for (std::uint64_t step = 0; step < 4; ++step) {
+    const Batch row = open_tokens(t, folder, 100, 6, true)->batch(step, 0, 1, 6);
+    for (size_t i = 0; i < 6; ++i) {
+      const bool last = std::find(row.sequences.begin(), row.sequences.end(), static_cast<std::int64_t>(i + 1)) != row.sequences.end();
+      if (row.ids[i] == 0) CHECK((last && row.labels[i] == -100)); // the end of a document is predicted, and predicts nothing
+      if (row.ids[i] == 6) CHECK((i == 5 || row.labels[i] == 0));
+    }
+  }
+  fs::remove_all(folder);
+}
+
+TEST_CASE("packed documents: a run on them trains, and a document's neighbours change nothing in it") {
+  const Setup s = small_example({{"packed", "true"}, {"micro_batch_size", "1"}, {"train.steps", "20"}});
+  const auto steps = train(s);
+  CHECK(steps.back().result.loss < steps.front().result.loss);
+  CHECK(steps.front().result.valid < steps.front().result.tokens); // last tokens of documents have no label
+}
+
+TEST_CASE("a loss that is not finite ends the run: the step, the last finite loss, a hint") {
+  const Setup s = small_example({{"params_dtype", "fp32"}});
+  CpuDevice device;
+  Session session(s.profile.model, s.profile.run, device);
+  session.use(s.setting);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq);
+  Training training(session, s.train, *tokens);
+  training.step();
+  std::vector<float> w = session.parameters().weights("embedding.word");
+  std::fill(w.begin(), w.end(), std::numeric_limits<float>::infinity());
+  session.parameters().set_weights("embedding.word", w);
+  try {
+    training.step();
+    FAIL("an infinite weight went unnoticed");
+  } catch (const Error& e) {
+    CHECK(e.code() == ErrorCode::Numeric);
+    CHECK(std::string(e.what()).find("step 2: the loss is") != std::string::npos);
+    CHECK(std::string(e.what()).find("the last finite loss was") != std::string::npos);
+    CHECK(std::string(e.hint()).find("train.lr") != std::string::npos);
+  }
 }
 
 TEST_CASE("a batch depends on step and micro-batch alone") {
@@ -250,6 +327,15 @@ TEST_CASE("sweep: every setting, equal programs once, resumed where it stopped")
     resumed += r.resumed;
   }
   CHECK(resumed >= 5);
+  CHECK(config::read_profile(folder / "sweep.yaml").sets.size() == all.size()); // each setting once
+  std::string text;
+  {
+    std::ifstream in(folder / "sweep.yaml");
+    text.assign(std::istreambuf_iterator<char>(in), {});
+  }
+  write(folder / "sweep.yaml", text.substr(0, text.size() - 25)); // in the middle of a value
+  CHECK(message_of([&] { sweep(1, s); }).find("no whole sweep can be read from it") != std::string::npos);
+  write(folder / "sweep.yaml", text);
   CHECK(message_of([&] { sweep(1, small_example()); }).find("another configuration") != std::string::npos);
   fs::remove_all(folder);
 }
@@ -318,6 +404,13 @@ TEST_CASE("does not fit: the tensors, and the setting that would") {
   });
   CHECK(text.find(p.largest[0].first) != std::string::npos);
   CHECK(text.find("would fit with") != std::string::npos);
+  const std::string none = message_of([&] {
+    Session session(s.profile.model, s.profile.run, device, p.state.total() + 1000);
+    session.use(s.setting);
+  });
+  const Fitting least = smallest_setting(workload);
+  CHECK(none.find(fmt::format("the smallest, '{}', needs", least.setting)) != std::string::npos);
+  CHECK(none.find("too many") != std::string::npos);
   const std::string hopeless = message_of([&] { Session session(s.profile.model, s.profile.run, device, 1000); });
   CHECK(hopeless.find("parameters, gradients and optimizer") != std::string::npos);
 }
@@ -339,6 +432,13 @@ TEST_CASE("priced but not executed: refused by name") {
   CHECK(refused([](config::Model&, config::Run& r) { r.parallel.tp = r.parallel.gpus = 2; }).find("one rank") != std::string::npos);
   CHECK(refused([](config::Model&, config::Run& r) { r.optimizer.precision_aware = true; }).find("precision_aware") != std::string::npos);
   CHECK(refused([](config::Model&, config::Run& r) { r.dtype = DType::FP16; }).find("fp16") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.fp8_recipe = "tensorwise"; }).find("fp8") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.cpu_offloading = true; }).find("offloading") != std::string::npos);
+  CHECK(refused([](config::Model&, config::Run& r) { r.moe_capacity_factor = 1.0; }).find("capacity") != std::string::npos);
+  CHECK(refused([](config::Model& m, config::Run& r) {
+          m.vision = config::VisionShape{1, 16, 2, 16, 16};
+          r.vision = config::VisionMode::Trained;
+        }).find("vision tower") != std::string::npos);
 }
 
 TEST_CASE("the resolved configuration is the configuration") {
@@ -350,6 +450,21 @@ TEST_CASE("the resolved configuration is the configuration") {
   CHECK(again.setting.text() == s.setting.text());
   CHECK(message_of([&] { small_example({{"train.stepz", "3"}}); }).find("steps") != std::string::npos);
   fs::remove_all(folder);
+}
+
+TEST_CASE("every example with a train block runs") {
+  size_t ran = 0;
+  for (const auto& entry : fs::directory_iterator(std::getenv("GDN_EXAMPLES"))) {
+    if (entry.path().extension() != ".yaml") continue;
+    std::ifstream in(entry.path());
+    const std::string text(std::istreambuf_iterator<char>(in), {});
+    if (text.find("\ntrain:") == std::string::npos) continue; // for gdnplan alone
+    CAPTURE(entry.path().string());
+    const Setup s = load_setup(entry.path().string(), {{"train.steps", "2"}, {"seq_length", "16"}, {"micro_batch_size", "1"}, {"global_batch_size", "1"}});
+    CHECK(std::isfinite(train(s).back().result.loss));
+    ++ran;
+  }
+  CHECK(ran >= 2);
 }
 
 TEST_CASE("exit statuses of the program") {
@@ -370,6 +485,17 @@ TEST_CASE("exit statuses of the program") {
   CHECK(status("run " + example() + " --device cuda --dry-run") == 4);
   CHECK(status("run " + example() + " --dry-run --set seq_lenght=3") == 2);
   CHECK(said("err").find("seq_length") != std::string::npos);
+  CHECK(status("run " + example() + " --dry-run --set fp4=true") == 2); // as the run itself
+  CHECK(said("err").find("--set: fp4 = true is not executed") != std::string::npos);
+  CHECK(said("out").find("Fits.") == std::string::npos);
+  CHECK(status("sweep " + example() + " --set moe_input_jitter_eps=0.1") == 2);
+  CHECK(status("check --set hidden_dropout=0.1") == 2);
+  CHECK(status("run " + example() + " --dry-run --modules ''") == 2);
+  CHECK(said("err").find("--modules none") != std::string::npos);
+  CHECK(status("run " + example() + " --dry-run --set train.data_path=none.txt") == 2);
+  CHECK(said("err").find("none.txt' is not there") != std::string::npos);
+  CHECK(status("run " + example() + " --dry-run --steps 3") == 0);
+  CHECK(said("err").find("the learning rate never reaches train.lr") != std::string::npos);
   CHECK(status("run " + example() + " --dry-run --modules gdn_qvk") == 2);
   CHECK(status("run nothing.yaml") == 2);
   CHECK(status("frobnicate") == 2);

@@ -1,0 +1,117 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "tests/trainer/engine/fixture.h"
+#include "trainer/exact.h"
+#include "trainer/op_check.h"
+
+// The check of single ops against the same in double: what passes, and that one wrong number in one
+// tensor of one op is found.
+using namespace gdn;
+using namespace gdn::trainer;
+using config::LayerKind;
+using config::MlpKind;
+
+namespace {
+
+// A CPU device whose op `target` gets one element of its last written operand wrong.
+class Spoiled final : public DecoratedDevice {
+public:
+  Spoiled(Device& inner, std::string target) : DecoratedDevice(inner), target_(std::move(target)) {}
+  void run(const OpCall& call) override {
+    inner_.run(call);
+    if (call.name() != target_) return;
+    for (const OpCall::Operand& o : call.operands()) {
+      const View v = call.view_of(o);
+      if (o.access.mode == program::AccessMode::Read || v.dtype != DType::FP32) continue;
+      double squares = 0;
+      auto* x = reinterpret_cast<float*>(v.data);
+      for (std::int64_t i = 0; i < v.cols; ++i) squares += x[i] * x[i];
+      x[0] += 0.5f * static_cast<float>(std::sqrt(squares)) + 1e-3f; // what a wrong index does
+      return;
+    }
+  }
+
+private:
+  std::string target_;
+};
+
+std::vector<OpError> checked(const char* stack, DType dtype, Device& device, LayerKind mixer = LayerKind::Gdn) {
+  const config::Model model = fixture::model({mixer, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Dense});
+  config::Run run = fixture::run(2); // the second micro-batch accumulates
+  run.stack = stack;
+  run.dtype = dtype;
+  OpCheck check(device);
+  Session session(model, run, check);
+  session.parameters().initialise(3);
+  session.use({});
+  session.run(fixture::batches(model, run));
+  return check.results();
+}
+
+} // namespace
+
+TEST_CASE("op check: the CPU's own ops agree with themselves in double, in both dtypes and stacks") {
+  for (LayerKind mixer : {LayerKind::Gdn, LayerKind::Gdn2})
+    for (const char* stack : {"native", "megatron"})
+      for (DType dtype : {DType::BF16, DType::FP32}) {
+        CpuDevice cpu;
+        const auto results = checked(stack, dtype, cpu, mixer);
+        CHECK(results.size() > 40);
+        for (const OpError& e : results) {
+          CAPTURE(stack);
+          CAPTURE(name_of(dtype));
+          CAPTURE(e.op);
+          CAPTURE(e.tensor);
+          CHECK(e.error <= e.allowed);
+          CHECK(e.runs >= 1);
+        }
+      }
+}
+
+TEST_CASE("op check: one wrong number in any op is found, and nowhere else") {
+  for (const char* target : {"rule", "rule.backward", "conv1d", "in_proj.dgrad", "core_attention.backward", "lm_head", "final_norm"}) {
+    CAPTURE(target);
+    CpuDevice cpu;
+    Spoiled spoiled(cpu, target);
+    size_t hits = 0;
+    for (const OpError& e : checked("megatron", DType::FP32, spoiled)) {
+      const bool mine = e.op.ends_with(std::string(": ") + target);
+      hits += mine;
+      CHECK(e.ok() == !mine);
+    }
+    CHECK(hits > 0);
+  }
+}
+
+TEST_CASE("exact values: beside an fp32 run, nearer to the limit than it, the same in both stacks") {
+  const config::Model model = fixture::hybrid();
+  std::vector<std::vector<double>> exact;
+  for (const char* stack : {"native", "megatron"}) {
+    config::Run run = fixture::run();
+    run.stack = stack;
+    run.dtype = DType::FP32;
+    ExactDevice device;
+    Session session(model, run, device);
+    session.parameters().initialise(3);
+    session.use({});
+    session.run(fixture::batches(model, run));
+    const ParameterSlot& slot = session.parameters().at("layers.0.gdn.in_proj");
+    exact.push_back(device.values(slot.gradient, slot.elements));
+    const std::vector<float> single = session.parameters().gradient("layers.0.gdn.in_proj");
+    double off = 0, norm = 0;
+    for (size_t i = 0; i < single.size(); ++i) {
+      off += std::pow(single[i] - exact.back()[i], 2);
+      norm += std::pow(exact.back()[i], 2);
+    }
+    CHECK(off > 0);
+    CHECK(std::sqrt(off / norm) < 1e-4);
+  }
+  double off = 0, norm = 0;
+  for (size_t i = 0; i < exact[0].size(); ++i) {
+    off += std::pow(exact[0][i] - exact[1][i], 2);
+    norm += std::pow(exact[0][i], 2);
+  }
+  CHECK(std::sqrt(off / norm) < 1e-12); // two lists of ops, one function
+}

@@ -1,0 +1,35 @@
+#pragma once
+#include "trainer/device.h"
+
+namespace gdn::trainer {
+
+// A device that does what another does: the base of those that watch it.
+class DecoratedDevice : public Device {
+public:
+  explicit DecoratedDevice(Device& inner) : inner_(inner) {}
+  std::string name() const override { return inner_.name(); }
+  const model::Provider& provider() const override { return inner_.provider(); }
+  Bytes memory() const override { return inner_.memory(); }
+  std::byte* allocate(Bytes bytes, std::string_view what) override {
+    ++allocations_;
+    return inner_.allocate(bytes, what);
+  }
+  void deallocate(std::byte* data) override { inner_.deallocate(data); }
+  void fill(std::byte* data, Bytes bytes, unsigned char value) override { inner_.fill(data, bytes, value); }
+  bool holds(const std::byte* data, Bytes bytes, unsigned char value) override { return inner_.holds(data, bytes, value); }
+  void to_device(std::byte* to, const void* from, Bytes bytes) override { inner_.to_device(to, from, bytes); }
+  void to_host(void* to, const std::byte* from, Bytes bytes) override { inner_.to_host(to, from, bytes); }
+  void synchronise() override { inner_.synchronise(); }
+  void run(const OpCall& call) override { inner_.run(call); }
+  void check_runs(const model::Op& op) const override { inner_.check_runs(op); }
+  double sum_of_squares(const float* gradient, std::int64_t n) override { return inner_.sum_of_squares(gradient, n); }
+  void adamw(const AdamWUpdate& a, const float* gradient, float* master, float* m, float* v, std::int64_t n, View live) override {
+    inner_.adamw(a, gradient, master, m, v, n, live);
+  }
+  void convert(const float* from, View to) override { inner_.convert(from, to); }
+
+protected:
+  Device& inner_;
+};
+
+} // namespace gdn::trainer
