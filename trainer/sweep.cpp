@@ -5,10 +5,12 @@
 
 #include <fmt/format.h>
 
+#include "config/yaml.h"
 #include "core/error.h"
 #include "plan/plan.h"
 #include "reference/random.h"
 #include "trainer/atomic_file.h"
+#include "trainer/mapped_file.h"
 #include "trainer/memory_report.h"
 #include "trainer/telemetry.h"
 
@@ -174,9 +176,24 @@ std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::f
 // What an earlier sweep has left; empty if there is none.
 config::Profile Sweep::read(const std::filesystem::path& file) const {
   if (!std::filesystem::exists(file)) return {};
+  const MappedFile mapped(file);
+  const std::string text(mapped.content());
+  const std::string mark = "\nsets:\n", last_row = "predicted.time.forward_backward_seconds";
   config::Profile before;
-  try {
-    before = config::read_profile(file);
+  try { // setting by setting, as they were written: the whole may be larger than any configuration
+    const size_t sets = text.find(mark);
+    if (sets == std::string::npos) throw Error(ErrorCode::Config, "it has no sets");
+    const size_t first = sets + mark.size();
+    const std::string head = text.substr(0, first), item = "\n" + text.substr(first, text.find("modules:", first) - first) + "modules:";
+    for (size_t at = first; at < text.size();) {
+      const size_t next = std::min(text.find(item, at), text.size());
+      config::Profile one = config::read_profile(config::parse_yaml(head + text.substr(at, next - at) + "\n", file.string()));
+      if (one.sets.size() != 1 || !one.sets.front().find(last_row) || text.back() != '\n')
+        throw Error(ErrorCode::Config, fmt::format("'{}' is not complete", one.sets.empty() ? "" : one.sets.front().modules));
+      before.identity = one.identity;
+      before.sets.push_back(std::move(one.sets.front()));
+      at = next + 1;
+    }
   } catch (const Error& e) {
     throw Error(ErrorCode::Config, fmt::format("{}: no whole sweep can be read from it, so none is resumed ({})", file.string(), e.what()),
                 "the file was cut short or edited: remove it, or choose another folder with -o");
