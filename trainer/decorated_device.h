@@ -10,6 +10,7 @@ public:
   std::string name() const override { return inner_.name(); }
   const model::Provider& provider() const override { return inner_.provider(); }
   Bytes memory() const override { return inner_.memory(); }
+  FlopsPerSecond peak() const override { return inner_.peak(); }
   std::byte* allocate(Bytes bytes, std::string_view what) override {
     ++allocations_;
     return inner_.allocate(bytes, what);
@@ -20,7 +21,12 @@ public:
   void to_device(std::byte* to, const void* from, Bytes bytes) override { inner_.to_device(to, from, bytes); }
   void to_host(void* to, const std::byte* from, Bytes bytes) override { inner_.to_host(to, from, bytes); }
   void synchronise() override { inner_.synchronise(); }
+  void begin_step(const StepContext& context) override { inner_.begin_step(context); }
+  void end_step(const StepContext& context) override { inner_.end_step(context); }
   void run(const OpCall& call) override { inner_.run(call); }
+  bool asynchronous() const override { return inner_.asynchronous(); }
+  void fetch_host_table(const OpCall& call) override { inner_.fetch_host_table(call); }
+  bool rule_keeps_n() const override { return inner_.rule_keeps_n(); }
   void check_runs(const model::Op& op) const override { inner_.check_runs(op); }
   double sum_of_squares(const float* gradient, std::int64_t n) override { return inner_.sum_of_squares(gradient, n); }
   void adamw(const AdamWUpdate& a, const float* gradient, float* master, float* m, float* v, std::int64_t n, View live) override {
