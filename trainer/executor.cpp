@@ -1,7 +1,6 @@
 #include "trainer/executor.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include <fmt/format.h>
@@ -61,9 +60,11 @@ std::string Executor::line_name(const Script::Line& line) const {
 
 void Executor::run(const StepContext& context, const Observer& observer) {
   base_ = ledger_.live();
+  device_.begin_step(context);
   const int allocations = device_.allocations();
   try {
     for (size_t i = 0; i < script_.lines.size(); ++i) run_line(i, context, observer);
+    device_.end_step(context);
   } catch (...) {
     abandon();
     throw;
@@ -93,9 +94,9 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
   const std::span<std::byte> usable =
       own_scratch_.data() ? std::span(own_scratch_.data(), static_cast<size_t>(own_scratch_.bytes())) : scratch;
   OpCall c = call(line, usable, context);
-  const auto start = std::chrono::steady_clock::now();
-  device_.run(c);
-  const Seconds seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  Seconds seconds = 0;
+  if (observer.ran) seconds = device_.run_timed(c);
+  else device_.run(c);
   c.check_all_used();
   if (observer.ran) observer.ran(index, c, seconds);
 

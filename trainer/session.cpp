@@ -43,7 +43,8 @@ Session::Session(config::Model model, config::Run run, Device& device, Bytes bud
   parameters_ = std::make_unique<Parameters>(model_, run_, device, ledger_);
 }
 
-void Session::use(const plan::Setting& setting, Checks checks) {
+void Session::use(const plan::Setting& setting, std::optional<Checks> chosen) {
+  const Checks checks = chosen.value_or(Checks{.poison = !device_.asynchronous()});
   executor_.reset(); // the arena first: two never coexist
   program_ = std::make_unique<program::Program>(step_program(*workload_, setting, static_cast<int>(run_.micro_batches())));
   program::LayoutOptions options;

@@ -42,7 +42,7 @@ public:
 
   // Lays out and allocates the program of `setting`, in place of the one before. Throws
   // Error{DoesNotFit} naming the largest tensors and the setting that would fit.
-  void use(const plan::Setting& setting, Checks checks = {});
+  void use(const plan::Setting& setting, std::optional<Checks> checks = {}); // absent: all, but no poison where it would wait
 
   // Zeroes the gradients, then forward and backward of every micro-batch. `step` and `seed` feed the
   // random numbers; batches are checked first.

@@ -144,6 +144,12 @@ __device__ __forceinline__ void store_bulk(void* dst, const void* src, std::uint
                "r"(smem_address(src)), "r"(bytes)
                : "memory");
 }
+// Adds `bytes` of fp32 values in shared memory to those in memory, in the memory's own adders.
+__device__ __forceinline__ void add_bulk(float* dst, const void* src, std::uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
+               "r"(smem_address(src)), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void store_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }

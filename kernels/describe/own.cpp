@@ -72,7 +72,7 @@ Work linear(const OpList& list, const Op& op, int step) {
     if (wgrad) w.traffic += weight.elements * (8 - size_of(weight.dtype));
     if (wgrad && op.params.size() > 1) w.scratch = std::max(w.scratch, column_sums_scratch(y.rows(), y.cols()));
     if (x.dtype != y.dtype) {
-      w.scratch += 2 * y.elements() * size_of(x.dtype);
+      w.scratch += 2 * round_up(y.elements() * size_of(x.dtype), 256);
       w.flops *= 2;
       w.kernels = 3;
     }

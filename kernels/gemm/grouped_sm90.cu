@@ -15,8 +15,9 @@ namespace {
 
 enum class Form { kForward, kDgrad, kWgrad };
 
-constexpr int kStages = 5, kThreads = 3 * kWarpgroup, kMath = 2 * kWarpgroup;
+constexpr int kStages = 4, kThreads = 3 * kWarpgroup, kMath = 2 * kWarpgroup;
 constexpr int kTile = 128; // rows and columns of a result tile
+constexpr int kRow = kTile + 8; // floats from row to row of a result on its way out: no bank twice in a warp's store
 
 struct Args {
   CUtensorMap a, b;
@@ -29,6 +30,7 @@ struct Args {
 
 struct Shared {
   char tiles[kStages][4][kTileBytes]; // two of a, two of b
+  float out[2][64][kRow];             // wgrad: a warpgroup's result, until it has been added to memory
   std::uint64_t full[kStages], empty[kStages];
   std::int32_t offsets[kMaxExperts + 1], before[kMaxExperts + 1]; // before: result tiles of the experts before
 };
@@ -122,6 +124,25 @@ __device__ void feed(const Args& a, Shared& s) {
   }
 }
 
+// Adds a warpgroup's 64 x 128 result to the weight gradient. Every element is added to once a launch, by one CTA, so the
+// sum has one order although the memory does the adding.
+__device__ __forceinline__ void add_result(const Args& a, Shared& s, const Item& item, const float (&d)[64], int group, const Lane& at) {
+  const int thread = threadIdx.x % kWarpgroup, m = item.m + 64 * group + thread;
+  store_wait_read<0>(); // of this thread's row of the result before
+  named_barrier(2 + group, kWarpgroup);
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+      *reinterpret_cast<float2*>(&s.out[group][at.row() + 8 * half][8 * n + 2 * at.t]) = float2{d[4 * n + 2 * half], d[4 * n + 2 * half + 1]};
+  fence_async_proxy();
+  named_barrier(2 + group, kWarpgroup);
+  if (thread >= 64 || m >= a.out) return;
+  add_bulk(static_cast<float*>(a.d.data) + (static_cast<std::int64_t>(item.expert) * a.out + m) * a.d.stride + item.n, s.out[group][thread],
+           4 * min(kTile, a.in - item.n));
+  store_commit();
+}
+
 template <Form kForm>
 __device__ void compute(const Args& a, Shared& s) {
   using S = Shape<kForm>;
@@ -157,26 +178,15 @@ __device__ void compute(const Args& a, Shared& s) {
     warp_arrive(&s.empty[previous]);
 
     const int columns = S::columns(a);
+    if constexpr (kForm == Form::kWgrad) {
+      add_result(a, s, item, d, group, at);
+      continue;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int m = item.m + 64 * group + at.row() + 8 * half; // row inside the expert's result
-      if (m >= (kForm == Form::kWgrad ? a.out : item.rows)) continue;
-      if constexpr (kForm == Form::kWgrad) {
-        float* const row = static_cast<float*>(a.d.data) +
-                           (static_cast<std::int64_t>(item.expert) * a.out + m) * a.d.stride + item.n + 2 * at.t;
-#pragma unroll
-        for (int first = 0; first < 16; first += 8) {
-          float2 old[8];
-#pragma unroll
-          for (int n = 0; n < 8; ++n)
-            if (item.n + 8 * (first + n) < columns) old[n] = *reinterpret_cast<const float2*>(row + 8 * (first + n));
-#pragma unroll
-          for (int n = 0; n < 8; ++n)
-            if (item.n + 8 * (first + n) < columns)
-              *reinterpret_cast<float2*>(row + 8 * (first + n)) =
-                  float2{old[n].x + d[4 * (first + n) + 2 * half], old[n].y + d[4 * (first + n) + 2 * half + 1]};
-        }
-      } else {
+      if (m >= item.rows) continue;
+      {
         Bf16* const row = static_cast<Bf16*>(a.d.data) + static_cast<std::int64_t>(item.first_row + m) * a.d.stride + item.n + 2 * at.t;
 #pragma unroll
         for (int n = 0; n < 16; ++n) {
@@ -211,6 +221,7 @@ __global__ void __launch_bounds__(kThreads, 1) grouped_kernel(const __grid_const
     if (threadIdx.x == kMath) feed<kForm>(a, s);
   } else {
     compute<kForm>(a, s);
+    if (kForm == Form::kWgrad) store_wait<0>();
   }
 }
 

@@ -7,12 +7,19 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Element s of a matrix counted row by row; there are fewer than 2^32.
+__device__ __forceinline__ std::int64_t slot_index(const Matrix& m, std::int64_t s) {
+  const auto cols = static_cast<std::uint32_t>(m.cols), slot = static_cast<std::uint32_t>(s), row = slot / cols;
+  return load_index(m, row, slot - row * cols);
+}
+
 __global__ void __launch_bounds__(kThreads) count_kernel(Matrix experts, std::int32_t* counts) {
   __shared__ int sums[kThreads / 32];
   const std::int64_t slots = experts.rows * experts.cols;
   int mine = 0;
+#pragma unroll 4
   for (std::int64_t s = threadIdx.x; s < slots; s += kThreads)
-    mine += load_index(experts, s / experts.cols, s % experts.cols) == blockIdx.x;
+    mine += slot_index(experts, s) == blockIdx.x;
   mine = __reduce_add_sync(~0u, mine);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = mine;
   __syncthreads();
@@ -45,9 +52,11 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   std::int64_t rank = 0; // slots of this expert before the round
   int which = 0;
+  std::int64_t next = threadIdx.x < slots ? slot_index(experts, threadIdx.x) : -1;
   for (std::int64_t base = 0; base < slots; base += kThreads, which ^= 1) {
     const std::int64_t s = base + threadIdx.x;
-    const bool here = s < slots && load_index(experts, s / experts.cols, s % experts.cols) == blockIdx.x;
+    const bool here = s < slots && next == blockIdx.x;
+    if (s + kThreads < slots) next = slot_index(experts, s + kThreads);
     const unsigned votes = __ballot_sync(~0u, here);
     if (lane == 0) sums[which][warp] = __popc(votes);
     __syncthreads();

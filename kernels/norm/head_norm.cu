@@ -39,21 +39,30 @@ __device__ void fill_turns(const HeadNorm& n, double (&turns)[kMaxHalf]) {
   __syncthreads();
 }
 
+// Cosine and sine of every pair at a unit's token; its heads are all of one token.
+template <int kThreads>
+__device__ void fill_angles(const HeadNorm& n, const double (&turns)[kMaxHalf], std::int64_t unit, int lane, float2* angles) {
+  const std::int32_t position = n.positions[unit * n.span / n.heads];
+  for (int i = lane; i < n.rotary / 2; i += kThreads) {
+    const double turn = position * turns[i];
+    float2 a;
+    sincospif(2.0f * static_cast<float>(turn - rint(turn)), &a.y, &a.x);
+    angles[i] = a;
+  }
+}
+
 // Rotates a thread's columns; `staged` holds the unit's row.
-__device__ void rotate(const HeadNorm& n, const double (&turns)[kMaxHalf], const float* staged, std::int64_t unit,
-                       int column, bool inverse, float (&v)[8]) {
-  const int half = n.rotary / 2;
+__device__ __forceinline__ void rotate(const HeadNorm& n, const float2* angles, const float* staged, int column, bool inverse, float (&v)[8]) {
+  const int half = n.rotary / 2, first = column % n.dim; // eight columns lie in one head
+  if (first >= n.rotary) return;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int c = column + i, in_head = c % n.dim;
+    const int c = column + i, in_head = first + i;
     if (in_head >= n.rotary) continue;
     const bool upper = in_head >= half;
-    const std::int64_t head = unit * n.span + c / n.dim;
-    const double turn = n.positions[head / n.heads] * turns[upper ? in_head - half : in_head];
-    float sine, cosine;
-    sincospif(2.0f * static_cast<float>(turn - rint(turn)), &sine, &cosine);
-    if (upper != inverse) sine = -sine; // lower: a cos - b sin; upper: b cos + a sin
-    v[i] = v[i] * cosine - staged[upper ? c - half : c + half] * sine;
+    float2 a = angles[upper ? in_head - half : in_head];
+    if (upper != inverse) a.y = -a.y; // lower: a cos - b sin; upper: b cos + a sin
+    v[i] = v[i] * a.x - staged[upper ? c - half : c + half] * a.y;
   }
 }
 
@@ -62,6 +71,7 @@ __global__ void __launch_bounds__(256)
     head_norm_forward_kernel(const __grid_constant__ HeadNorm n, Matrix x, Matrix y, float* rstd_out) {
   extern __shared__ float staging[];
   __shared__ double turns[kMaxHalf];
+  __shared__ float2 angles[256 / kThreads][kMaxHalf];
   __shared__ float sums[8];
   constexpr int kGroups = 256 / kThreads;
   const int group = threadIdx.x / kThreads, lane = threadIdx.x % kThreads, width = n.span * n.dim;
@@ -100,6 +110,7 @@ __global__ void __launch_bounds__(256)
     }
     if (n.rotary > 0) {
       unit_sync<kThreads>(); // the unit before has been read
+      fill_angles<kThreads>(n, turns, unit, lane, angles[group]);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         const int column = (k * kThreads + lane) * 8;
@@ -113,7 +124,7 @@ __global__ void __launch_bounds__(256)
     for (int k = 0; k < kVectors; ++k) {
       const int column = (k * kThreads + lane) * 8;
       if (column >= width) continue;
-      if (n.rotary > 0) rotate(n, turns, staged, unit, column, false, v[k]);
+      if (n.rotary > 0) rotate(n, angles[group], staged, column, false, v[k]);
       const Place at(n, y, unit, column);
       Values<8> out;
 #pragma unroll
@@ -129,6 +140,7 @@ __global__ void __launch_bounds__(256)
     head_norm_backward_kernel(const __grid_constant__ HeadNorm n, const __grid_constant__ HeadNormBackward p, float* parts) {
   extern __shared__ float staging[];
   __shared__ double turns[kMaxHalf];
+  __shared__ float2 angles[256 / kThreads][kMaxHalf];
   __shared__ float sums[8];
   constexpr int kGroups = 256 / kThreads;
   const int group = threadIdx.x / kThreads, lane = threadIdx.x % kThreads, width = n.span * n.dim;
@@ -155,6 +167,7 @@ __global__ void __launch_bounds__(256)
     }
     if (n.rotary > 0) {
       unit_sync<kThreads>();
+      fill_angles<kThreads>(n, turns, unit, lane, angles[group]);
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         const int column = (k * kThreads + lane) * 8;
@@ -166,7 +179,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         const int column = (k * kThreads + lane) * 8;
-        if (column < width) rotate(n, turns, staged, unit, column, true, d[k]);
+        if (column < width) rotate(n, angles[group], staged, column, true, d[k]);
       }
     }
     if (n.normalise) {

@@ -103,8 +103,11 @@ int run(const RunOptions& o) {
   Ledger::Peak peak;
   StepProfile timings(session);
   while (!training.finished() && !interrupted()) {
-    steps.push_back(training.step(timings.observer()));
-    timings.step_done(steps.back().warm_up && s.train.steps > 1);
+    // Timing op by op makes an asynchronous device wait after each: there the last step alone is.
+    const bool timed = !device->asynchronous() || training.done() + 1 == s.train.steps;
+    steps.push_back(training.step(timed ? timings.observer() : Observer{}));
+    timings.step_done(!timed || (steps.back().warm_up && s.train.steps > 1));
+    steps.back().device_peak = device->peak();
     const StepRecord& r = steps.back();
     if (r.result.peak.bytes > peak.bytes) peak = r.result.peak;
     log.write(step_json(r));

@@ -55,7 +55,7 @@ void run_elsewhere(const OpCall& call, const model::OpList& list, const Placemen
   context.totals = nullptr;
   HostTables tables; // rows of experts that earlier ops of this unit have left
   for (size_t i = 0; i < list.ops.size(); ++i)
-    if (list.ops[i].kind == model::OpKind::Permute) tables[static_cast<int>(i)] = call.host_table(static_cast<int>(i));
+    if (list.ops[i].kind == model::OpKind::Permute || list.ops[i].kind == model::OpKind::Router) tables[static_cast<int>(i)] = call.host_table(static_cast<int>(i));
   const OpFunctions& f = functions_of(call.op().kind);
   std::vector<std::byte> scratch(f.scratch ? static_cast<size_t>(f.scratch(list, list.ops[static_cast<size_t>(event.op)], event.step)) : 0);
   const OpCall elsewhere(list, event, std::move(operands), std::move(parameters), scratch, context, call.micro_batch(), tables);
