@@ -123,6 +123,29 @@ void conv_state_from(Sequences sequences, In<T> x, std::span<const int64> slots,
 }
 
 template <class T>
+void conv_continue(Activation activation, Sequences sequences, In<T> x, ConstValues weight,
+                   ConstValues bias, std::span<const int64> slots, Out<T> pool, Out<T> y) {
+  check_sequences(sequences, x.rows);
+  expect(static_cast<int64>(slots.size()) == sequence_count(sequences), "one slot a sequence");
+  const int64 taps = pool.cols;
+  std::vector<T> before, after; // the state's inputs, then the sequence's; their outputs
+  for (std::size_t s = 0; s < slots.size(); ++s) {
+    const int64 first = sequences[s], n = sequences[s + 1] - first, rows = taps + n;
+    before.resize(at(rows * x.cols));
+    after.resize(before.size());
+    const Mat<T> in(before.data(), rows, x.cols), out(after.data(), rows, x.cols);
+    for (int64 c = 0; c < x.cols; ++c)
+      for (int64 k = 0; k < taps; ++k) in(k, c) = pool(slots[s] * x.cols + c, k);
+    for (int64 t = 0; t < n; ++t) std::copy_n(x.row(first + t), x.cols, in.row(taps + t));
+    const int64 whole[] = {0, rows};
+    conv_forward<T>(activation, whole, in, weight, bias, out);
+    for (int64 t = 0; t < n; ++t) std::copy_n(out.row(taps + t), x.cols, y.row(first + t));
+    for (int64 c = 0; c < x.cols; ++c)
+      for (int64 k = 0; k < taps; ++k) pool(slots[s] * x.cols + c, k) = in(n + k, c);
+  }
+}
+
+template <class T>
 void conv_step(Activation activation, In<T> x, ConstValues weight, ConstValues bias,
                std::span<const int64> slots, Out<T> pool, Out<T> y) {
   using A = Acc<T>;
@@ -150,6 +173,8 @@ void conv_step(Activation activation, In<T> x, ConstValues weight, ConstValues b
   template void conv_backward<T>(Activation, Sequences, In<T>, ConstValues, ConstValues, In<T>,    \
                                  Grad<T>, Values, Values);                                         \
   template void conv_state_from<T>(Sequences, In<T>, std::span<const int64>, Out<T>);              \
+  template void conv_continue<T>(Activation, Sequences, In<T>, ConstValues, ConstValues,           \
+                                 std::span<const int64>, Out<T>, Out<T>);                          \
   template void conv_step<T>(Activation, In<T>, ConstValues, ConstValues, std::span<const int64>,  \
                              Out<T>, Out<T>);
 GDN_CONV(bf16)

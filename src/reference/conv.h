@@ -24,6 +24,11 @@ void conv_backward(Activation activation, Sequences sequences, In<T> x, ConstVal
 // State after a prefill, by sequence: the last `taps` rows of x, zeros before the first.
 template <class T>
 void conv_state_from(Sequences sequences, In<T> x, std::span<const int64> slots, Out<T> pool);
+// Any number of tokens per request (prefill in pieces): conv_forward whose taps before the first token
+// read the state of slots[i], which then moves on. With one token each it is conv_step.
+template <class T>
+void conv_continue(Activation activation, Sequences sequences, In<T> x, ConstValues weight,
+                   ConstValues bias, std::span<const int64> slots, Out<T> pool, Out<T> y);
 // One token per request: x, y [requests, channels]; shifts x into the states.
 template <class T>
 void conv_step(Activation activation, In<T> x, ConstValues weight, ConstValues bias,

@@ -51,6 +51,37 @@ void rule_step(const RuleShape& shape, const RuleForward<T>& p, std::span<const 
     }
 }
 
+template <class T>
+void rule_continue(const RuleShape& shape, Sequences sequences, const RuleForward<T>& p,
+                   std::span<const int64> slots, Out<Acc<T>> pool) {
+  using A = Acc<T>;
+  expect(static_cast<int64>(slots.size()) == sequence_count(sequences), "one slot a sequence");
+  const int64 rows = shape.value_heads * shape.key_dim; // of one state
+  expect(pool.cols == shape.value_dim, "state pool rows are [value_dim]");
+  std::vector<A> before(at(sequence_count(sequences) * rows * pool.cols)), after(before.size());
+  const auto states = [&](std::vector<A>& v) {
+    return Mat<A>(v.data(), sequence_count(sequences) * rows, pool.cols);
+  };
+  for (std::size_t s = 0; s < slots.size(); ++s)
+    for (int64 r = 0; r < rows; ++r)
+      std::copy_n(pool.row(slots[s] * rows + r), pool.cols,
+                  states(before).row(static_cast<int64>(s) * rows + r));
+  RuleForward<T> with = p;
+  with.initial_state = states(before);
+  with.final_state = states(after);
+  rule_chunk_forward<T>(shape, sequences, with);
+  for (std::size_t s = 0; s < slots.size(); ++s)
+    for (int64 r = 0; r < rows; ++r)
+      std::copy_n(states(after).row(static_cast<int64>(s) * rows + r), pool.cols,
+                  pool.row(slots[s] * rows + r));
+}
+
+template void rule_continue<bf16>(const RuleShape&, Sequences, const RuleForward<bf16>&,
+                                  std::span<const int64>, Out<float>);
+template void rule_continue<float>(const RuleShape&, Sequences, const RuleForward<float>&,
+                                   std::span<const int64>, Out<float>);
+template void rule_continue<double>(const RuleShape&, Sequences, const RuleForward<double>&,
+                                    std::span<const int64>, Out<double>);
 template void rule_step<bf16>(const RuleShape&, const RuleForward<bf16>&, std::span<const int64>,
                               Out<float>);
 template void rule_step<float>(const RuleShape&, const RuleForward<float>&, std::span<const int64>,

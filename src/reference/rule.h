@@ -82,6 +82,12 @@ void rule_chunk_backward(const RuleShape& shape, Sequences sequences, const Rule
 int64 rule_backward_scratch_bytes(const RuleShape& shape, Sequences sequences, int64 element,
                                   bool states_saved);
 
+// Any number of tokens per request, in chunks: rule_chunk_forward whose initial states are those of
+// slots[i] of the pool, which then holds the final ones. p.initial_state and final_state are not used.
+template <class T>
+void rule_continue(const RuleShape& shape, Sequences sequences, const RuleForward<T>& p,
+                   std::span<const int64> slots, Out<Acc<T>> pool);
+
 // Decoding: one token per request; request i updates slot slots[i] of the pool
 // [slots * value_heads * dk, dv]. p.initial_state, final_state and statistics are not used.
 template <class T>

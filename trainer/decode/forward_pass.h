@@ -1,0 +1,57 @@
+#pragma once
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config/model.h"
+#include "config/run.h"
+#include "model/op.h"
+#include "trainer/device.h"
+#include "trainer/op_call.h"
+#include "trainer/parameters.h"
+
+namespace gdn::trainer {
+
+// The forward half of a stack's op lists, for any number of rows: the very ops of training, without
+// what only a backward pass or the loss wants.
+class ForwardPass {
+public:
+  // A rank alone; model, run and parameters must outlive it. Throws Error{Config} for what decoding does
+  // not have: several ranks, routing whose outcome depends on the other rows (capacity, forced balance).
+  ForwardPass(const config::Model& model, const config::Run& run, Device& device, Parameters& parameters);
+
+  // Logits [rows, padded vocabulary] of `batch`; valid until the next call. `states_of(layer)` are the states that
+  // the layer's ops see; absent: each sequence starts from nothing and leaves nothing.
+  View logits(const MicroBatch& batch, const std::function<const SequenceStates*(std::int64_t layer)>& states_of = {});
+
+  std::int64_t vocabulary() const { return vocabulary_; } // padded
+
+private:
+  struct Unit {
+    model::OpList list;
+    std::vector<char> needed;   // by op
+    std::vector<Bytes> place;   // by storage, in the workspace; -1: the input, or unused
+    model::TensorId result = -1;
+    Bytes scratch_at = 0, bytes = 0;
+  };
+  enum class End { Embedding, Head };
+  const Unit& layer_unit(std::int64_t layer, std::int64_t rows);
+  const Unit& end_unit(End end, std::int64_t rows);
+  Unit lay_out(model::OpList list, model::TensorId result) const;
+  // Unit outputs stay where they are until the run after the next.
+  View run(const Unit& unit, const std::string& prefix, std::byte* input, const MicroBatch& batch);
+
+  const config::Model& model_;
+  config::Run run_;
+  Device& device_;
+  Parameters& parameters_;
+  std::int64_t vocabulary_ = 0;
+  using LayerKey = std::pair<std::pair<config::LayerKind, config::MlpKind>, std::int64_t>;
+  std::map<LayerKey, Unit> layers_;
+  std::map<std::pair<End, std::int64_t>, Unit> ends_;
+  DeviceMemory workspace_, other_; // of the unit that runs, and of the one before: its output is the input
+};
+
+} // namespace gdn::trainer
