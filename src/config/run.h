@@ -1,8 +1,10 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/stack_settings.h"
@@ -53,12 +55,28 @@ struct Recompute {
   std::vector<UserSpan> user_spans = {};
 };
 
+// Documents of one packed sequence: `count` of `length` tokens each.
+struct Documents {
+  std::int64_t length = 0, count = 1;
+};
+
+// Low-rank adapters beside frozen linears (Megatron-Bridge's names: linear_qkv, linear_proj, linear_fc1,
+// linear_fc2, in_proj, out_proj).
+struct Lora {
+  std::int64_t rank = 0; // 0: none
+  std::vector<std::string> targets = {};
+  bool on(std::string_view linear) const {
+    return rank > 0 && std::find(targets.begin(), targets.end(), linear) != targets.end();
+  }
+};
+
 struct Optimizer {
   bool distributed = true;
   DType gradient_dtype = DType::FP32;      // main gradients
   bool precision_aware = false;
   DType master_dtype = DType::FP32;        // with stored remainders: BF16 (2 bytes)
   DType moment1_dtype = DType::FP32, moment2_dtype = DType::FP32;
+  double offload_fraction = 0;             // of the optimizer's state (and update) on the host
 };
 
 struct Run {
@@ -80,6 +98,10 @@ struct Run {
   bool fused_attention = true;            // flash / cuDNN core; false: scores are kept
   double hidden_dropout = 0, attention_dropout = 0;
   double moe_imbalance = 1;               // factor on the balanced row count
+  bool moe_worst_case = false;            // every token on this rank's experts: as many rows as can arrive
+  std::vector<Documents> documents = {};  // a packed sequence; empty: one document of `seq` tokens
+  Lora lora = {};                         // all other weights are frozen then
+  std::int64_t frozen_bits = 16;          // 8 | 4: frozen linear weights are stored quantised
   std::optional<double> moe_capacity_factor = {}; // padded to capacity
   bool moe_grouped_gemm = true, moe_permute_fusion = true;
   bool moe_router_force_load_balancing = false; // slots go round-robin: benchmarks on random weights

@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include <fmt/format.h>
 
 #include "config/run_io.h"
+#include "config/text.h"
 #include "core/error.h"
 
 // The table of run keys. One row: name, what is allowed, help, whether Megatron-LM has it, whether it
@@ -18,6 +21,7 @@ constexpr double kInf = HUGE_VAL;
 
 using Choices = std::vector<std::string>;
 const Choices kDTypes{"bf16", "fp16", "fp32"};
+const Choices kLoraTargets{"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj"};
 const Choices kGraphScopes{"attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba", "full_iteration"};
 
 std::int64_t degree(const Node& v) { return as_int(v, 1, kMaxDegree); }
@@ -101,6 +105,64 @@ Node cross_entropy_impl(const Run& r) {
   return name_node(impl == CrossEntropy::ChunkedLinear ? "linear" : name_of(impl));
 }
 
+// "LENGTH" or "LENGTHxCOUNT", one a document or a bin of a histogram.
+void set_documents(Run& r, const Node& v) {
+  r.documents.clear();
+  if (is_none(v)) return;
+  for (const std::string& text : as_strings(v)) {
+    const std::size_t x = text.find('x');
+    Documents d;
+    d.length = as_int(Node::scalar(text.substr(0, x), v.where, v.path), 1, kMaxSequence);
+    if (x != std::string::npos) d.count = as_int(Node::scalar(text.substr(x + 1), v.where, v.path), 1, kMaxSequence);
+    r.documents.push_back(d);
+  }
+  r.settings.packed = !r.documents.empty();
+}
+
+Node documents_node(const Run& r) {
+  if (r.documents.empty()) return Node{};
+  std::vector<std::string> texts;
+  for (const Documents& d : r.documents) texts.push_back(d.count == 1 ? fmt::format("{}", d.length) : fmt::format("{}x{}", d.length, d.count));
+  return list_node(texts);
+}
+
+// The factor below which the share `quantile` of the counts lies: lines of "factor count".
+double histogram_quantile(const Node& v, double quantile, const std::string& file) {
+  std::istringstream in(read_text_file(file));
+  std::vector<std::pair<double, double>> bins;
+  double factor = 0, count = 0, total = 0;
+  for (std::string line; std::getline(in, line);) {
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream fields(line);
+    if (!(fields >> factor >> count) || factor < 1 || count < 0)
+      v.fail(fmt::format("{}: '{}' is not a factor >= 1 and a count", file, line.substr(0, 60)));
+    bins.push_back({factor, count});
+    total += count;
+  }
+  if (total <= 0) v.fail(fmt::format("{} counts nothing", file));
+  std::sort(bins.begin(), bins.end());
+  double below = 0;
+  for (const auto& [f, n] : bins)
+    if ((below += n) >= quantile * total) return f;
+  return bins.back().first;
+}
+
+void set_imbalance(Run& r, const Node& v) {
+  const std::string text = as_string(v);
+  r.moe_worst_case = text == "worst";
+  if (r.moe_worst_case) {
+    r.moe_imbalance = 1;
+    return;
+  }
+  const std::size_t colon = text.find(':');
+  if (text.size() > 1 && text[0] == 'p' && colon != std::string::npos) {
+    const double q = as_double(Node::scalar(text.substr(1, colon - 1), v.where, v.path), 0, 100);
+    r.moe_imbalance = histogram_quantile(v, q / 100, text.substr(colon + 1));
+    return;
+  }
+  r.moe_imbalance = as_double(v, 1, 1e6);
+}
+
 std::vector<RunKey> make_keys() {
   // clang-format off
   std::vector<RunKey> keys{
@@ -143,6 +205,9 @@ std::vector<RunKey> make_keys() {
       {"seq_length", "integer >= 1", "tokens per sequence", true, false,
        [](Run& r, const Node& v) { r.seq = as_int(v, 1, kMaxSequence); }, [](const Run& r) { return number_node(r.seq); }},
 
+      {"document_lengths", "list of LENGTH or LENGTHxCOUNT, or null", "documents of one packed sequence; their lengths add up to seq_length", false, false,
+       set_documents, documents_node},
+
       // Recompute.
       {"recompute_granularity", "null | selective | full", "", true, false,
        set_granularity, [](const Run& r) { return r.recompute.granularity == Granularity::None ? Node{} : name_node(name_of(r.recompute.granularity)); }},
@@ -178,6 +243,19 @@ std::vector<RunKey> make_keys() {
        [](Run& r, const Node& v) { r.optimizer.moment1_dtype = dtype(v, {"fp32", "fp16", "bf16", "fp8"}); }, [](const Run& r) { return name_node(name_of(r.optimizer.moment1_dtype)); }},
       {"exp_avg_sq_dtype", "fp32 | fp16 | bf16 | fp8", "second moment", true, false,
        [](Run& r, const Node& v) { r.optimizer.moment2_dtype = dtype(v, {"fp32", "fp16", "bf16", "fp8"}); }, [](const Run& r) { return name_node(name_of(r.optimizer.moment2_dtype)); }},
+      {"optimizer_offload_fraction", "number from 0 to 1", "optimizer_cpu_offload: this share of state and update on the host", true, false,
+       [](Run& r, const Node& v) { r.optimizer.offload_fraction = as_double(v, 0, 1); }, [](const Run& r) { return number_node(r.optimizer.offload_fraction); }},
+      {"lora_rank", "integer >= 0", "low-rank adapters on lora_targets; all other weights are frozen; 0: full training", false, false,
+       [](Run& r, const Node& v) { r.lora.rank = as_int(v, 0, kMaxDegree); if (r.lora.rank > 0 && r.lora.targets.empty()) r.lora.targets = kLoraTargets; },
+       [](const Run& r) { return number_node(r.lora.rank); }},
+      {"lora_targets", "list of linear_qkv, linear_proj, linear_fc1, linear_fc2, in_proj, out_proj", "linears with adapters (Megatron-Bridge's names)", false, false,
+       [](Run& r, const Node& v) {
+         r.lora.targets.clear();
+         if (is_none(v)) return;
+         for (const std::string& s : as_strings(v)) r.lora.targets.push_back(as_choice(Node::scalar(s, v.where, v.path), kLoraTargets));
+       }, [](const Run& r) { return list_node(r.lora.targets); }},
+      {"frozen_weight_bits", "16 | 8 | 4", "storage of frozen linear weights; embeddings, head, norms, router and GDN gates stay in params_dtype", false, false,
+       [](Run& r, const Node& v) { r.frozen_bits = std::stoll(as_choice(v, {"16", "8", "4"})); }, [](const Run& r) { return number_node(r.frozen_bits); }},
       {"deterministic_mode", "true | false", "", true, false,
        [](Run& r, const Node& v) { r.deterministic = as_bool(v); }, [](const Run& r) { return bool_node(r.deterministic); }},
 
@@ -227,8 +305,9 @@ std::vector<RunKey> make_keys() {
       {"moe_expert_capacity_factor", "number > 0, or null", "experts padded to this factor of the balanced row count", true, false,
        [](Run& r, const Node& v) { if (is_none(v)) r.moe_capacity_factor.reset(); else r.moe_capacity_factor = as_double(v, 1e-3, 1e6); },
        [](const Run& r) { return none_or(r.moe_capacity_factor); }},
-      {"moe_imbalance", "number >= 1", "rows of the busiest rank over the balanced count", false, false,
-       [](Run& r, const Node& v) { r.moe_imbalance = as_double(v, 1, 1e6); }, [](const Run& r) { return number_node(r.moe_imbalance); }},
+      {"moe_imbalance", "number >= 1, worst, or pQ:FILE such as p99:loads.txt",
+       "rows of the busiest rank over the balanced count; worst: all that can arrive; a quantile of a file with a factor and a count a line", false, false,
+       set_imbalance, [](const Run& r) { return r.moe_worst_case ? string_node("worst") : number_node(r.moe_imbalance); }},
 
       // Offload and CUDA graphs.
       {"cpu_offloading", "true | false", "", true, false,

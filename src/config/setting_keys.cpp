@@ -57,6 +57,8 @@ void append_setting_keys(std::vector<RunKey>& keys) {
        [](Run& r, const Node& v) { r.settings.activation = as_string(v); }, [](const Run& r) { return string_node(r.settings.activation); }},
       {"linear_attention_freq", "as the stack takes it", "null: from the model", true, true,
        [](Run& r, const Node& v) { r.settings.linear_attention_freq = raw(v); }, [](const Run& r) { return raw_node(r.settings.linear_attention_freq); }},
+      {"expandable_segments", "true | false", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", false, true,
+       [](Run& r, const Node& v) { r.settings.expandable_segments = as_bool(v); }, [](const Run& r) { return bool_node(r.settings.expandable_segments); }},
       {"moe_probs_at_unpermute", "true | false", "probabilities applied in unpermute (before core 0.13), not in the activation", false, true,
        [](Run& r, const Node& v) { r.settings.moe_probs_at_unpermute = as_bool(v); }, [](const Run& r) { return bool_node(r.settings.moe_probs_at_unpermute); }},
       {"moe_layer_recompute", "true | false", "deprecated spelling of the module moe", true, true,

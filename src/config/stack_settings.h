@@ -50,6 +50,9 @@ struct StackSettings {
   std::string cp_partition = "zigzag";      // zigzag | contiguous
   bool conv_pad_alignment = false;
 
+  // PYTORCH_CUDA_ALLOC_CONF. Read by the simulation of the allocator.
+  bool expandable_segments = false;
+
   // Run-time form of the batch.
   bool packed = false;                      // packed sequences (cu_seqlens)
 

@@ -67,7 +67,7 @@ std::vector<std::string> lookups(std::string_view pass) {
 
 } // namespace
 
-double CostModel::efficiency(Family family, std::string_view pass, double size) const {
+CostModel::Curve& CostModel::curve(Family family, std::string_view pass) const {
   auto [it, fresh] = curves_.try_emplace({family, pass});
   Curve& curve = it->second;
   if (fresh) {
@@ -85,6 +85,7 @@ double CostModel::efficiency(Family family, std::string_view pass, double size) 
     for (const std::string& provider : {provider_, std::string("upstream"), std::string("own")})
       if (from.empty() && collect(provider)) from = provider;
     const std::string key = fmt::format("efficiency.{}.{}.{}", provider_, name, pass);
+    curve.doubt = from.empty() ? 0.25 : from != provider_ ? 0.15 : 0.05;
     if (from.empty()) {
       curve.points.push_back({0, default_efficiency(family, pass != "forward")});
       assume(key, fmt::format("{} {}: {:.2f} of the {} (no measurement in profile '{}')", name, pass, curve.points[0].second,
@@ -94,7 +95,31 @@ double CostModel::efficiency(Family family, std::string_view pass, double size) 
     }
     std::sort(curve.points.begin(), curve.points.end());
   }
-  return interpolate(curve.points, std::max(size, 1.0));
+  return curve;
+}
+
+double CostModel::efficiency(Family family, std::string_view pass, double size) const {
+  Curve& c = curve(family, pass);
+  if (c.points.size() > 1 && size > 0) {
+    if (size < c.points.front().first / 2 && (c.least == 0 || size < c.least)) c.least = size;
+    if (size > c.points.back().first * 2 && size > c.most) c.most = size;
+  }
+  return interpolate(c.points, std::max(size, 1.0));
+}
+
+double CostModel::doubt(Family family, std::string_view pass) const {
+  return family == Family::None ? 0 : curve(family, pass).doubt;
+}
+
+std::vector<Assumption> CostModel::outside_sizes() const {
+  std::vector<Assumption> out;
+  for (const auto& [key, c] : curves_)
+    if (c.least > 0 || c.most > 0)
+      out.push_back({fmt::format("sizes.{}.{}", model::name_of(key.first), key.second),
+                     fmt::format("{} {}: sizes{}{} lie beyond the measured {:.2g} to {:.2g}", model::name_of(key.first), key.second,
+                                 c.least > 0 ? fmt::format(" from {:.2g}", c.least) : "", c.most > 0 ? fmt::format(" up to {:.2g}", c.most) : "",
+                                 c.points.front().first, c.points.back().first)});
+  return out;
 }
 
 Seconds CostModel::seconds(const model::Work& work, std::string_view pass) const {
@@ -172,6 +197,19 @@ std::string_view pass_of(const model::Op& op, int step) {
 
 } // namespace
 
+Seconds CostModel::host_link(Bytes bytes) const {
+  if (bytes == 0) return 0;
+  if (hardware_.host_link <= 0) assume("host_link", fmt::format("profile '{}' names no host link: 25 GB/s", hardware_.name));
+  return static_cast<double>(bytes) / (hardware_.host_link > 0 ? hardware_.host_link : 25e9);
+}
+
+Seconds CostModel::seconds(const program::UnitTrace& t, const program::Event& e, const model::Provider& provider) const {
+  const model::Op& op = t.list->ops[static_cast<size_t>(e.op)];
+  Seconds total = seconds(provider.work(*t.list, op, e.step), pass_of(op, e.step));
+  for (const model::Collective& c : e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives) total += seconds(c);
+  return total;
+}
+
 UnitTime CostModel::time(const program::UnitTrace& t, const model::Provider& provider) const {
   UnitTime out;
   for (const program::Event& e : t.events) {
@@ -180,7 +218,8 @@ UnitTime CostModel::time(const program::UnitTrace& t, const model::Provider& pro
     const auto& collectives = e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives;
     Seconds communication = 0;
     for (const model::Collective& c : collectives) communication += seconds(c);
-    const Seconds total = seconds(work, pass_of(op, e.step)) + communication;
+    const Seconds compute = seconds(work, pass_of(op, e.step)), total = compute + communication;
+    out.doubt += compute * doubt(work.family, pass_of(op, e.step)) + communication * 0.15;
     out.communication += communication;
     switch (e.pass) {
     case program::Pass::Forward: out.forward += total; out.forward_flops += work.flops; break;

@@ -25,6 +25,7 @@ struct Assumption {
 struct UnitTime {
   Seconds forward = 0, backward = 0, replay = 0; // communication included
   Seconds communication = 0;                     // of all three
+  Seconds doubt = 0;                             // of forward and backward: each op's time times how far it may be off
   Flops forward_flops = 0, backward_flops = 0, replay_flops = 0; // executed
 };
 
@@ -40,12 +41,21 @@ public:
   Seconds seconds(const model::Collective& collective) const;
   // A transfer of `bytes` to the neighbouring pipeline rank.
   Seconds point_to_point(Bytes bytes) const;
+  // `bytes` between device and host, one way.
+  Seconds host_link(Bytes bytes) const;
+  // One event of a trace, its collectives included.
+  Seconds seconds(const program::UnitTrace& trace, const program::Event& event, const model::Provider& provider) const;
   // Streaming `bytes` through device memory (optimizer, zeroing).
   Seconds stream(Bytes bytes) const;
   UnitTime time(const program::UnitTrace& trace, const model::Provider& provider) const;
 
   const std::set<Assumption>& assumptions() const { return assumptions_; }
   FlopsPerSecond peak() const { return peak_; }
+  // How far a time may be off, as a share of it: 5 % where the profile measured the family for this provider,
+  // 15 % where it is borrowed from another one, 25 % where a default stands in.
+  double doubt(model::Family family, std::string_view pass) const;
+  // Families of which ops lie beyond the measured sizes (their nearest point is used).
+  std::vector<Assumption> outside_sizes() const;
 
 private:
   double efficiency(model::Family family, std::string_view pass, double size) const;
@@ -55,7 +65,10 @@ private:
 
   struct Curve {            // efficiency over log(size); one point: constant
     std::vector<std::pair<double, double>> points;
+    double doubt = 0;
+    double least = 0, most = 0; // sizes asked beyond the points by more than a factor of 2; 0: none
   };
+  Curve& curve(model::Family family, std::string_view pass) const;
   const config::Hardware& hardware_;
   std::string provider_;
   config::Parallel parallel_;

@@ -19,6 +19,12 @@ public:
   const std::string& name_scope() const { return name_prefix_; }
   const std::string& param_scope() const { return param_prefix_; }
   ParamRef param(std::string local, std::int64_t elements, DType dtype) const {
+    return {param_prefix_ + local, elements, dtype, !frozen_};
+  }
+  // From here on param() makes parameters that do not train; adapter() always makes ones that do.
+  void freeze(bool frozen) { frozen_ = frozen; }
+  bool frozen() const { return frozen_; }
+  ParamRef adapter(std::string local, std::int64_t elements, DType dtype) const {
     return {param_prefix_ + local, elements, dtype};
   }
 
@@ -53,6 +59,7 @@ public:
 private:
   OpList list_;
   std::string name_prefix_, param_prefix_;
+  bool frozen_ = false;
 };
 
 } // namespace gdn::model

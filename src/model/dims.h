@@ -14,6 +14,8 @@ struct Dims {
   std::int64_t tokens_sp;   // N_sp: rows of hidden-shaped tensors, N/tp with sequence parallelism
   std::int64_t rule_tokens; // s*b: rows after the exchange to [s, heads/cp]
   std::int64_t seq, batch;
+  std::int64_t attention_keys; // twice the mean number of keys a query reads: seq; of packed documents sum(L^2)/sum(L)
+  std::int64_t chunks;         // of 64 tokens, every document starting a new one
   std::int64_t hidden, padded_vocab, local_vocab;
   std::int64_t routed_rows; // T': rows entering the experts' FC1 on this rank (planned value)
   DType dtype;

@@ -5,6 +5,8 @@
 #include <set>
 #include <tuple>
 
+#include <fmt/format.h>
+
 namespace gdn::model {
 
 namespace {
@@ -45,14 +47,14 @@ std::vector<LibraryBuffer> library_buffers(const std::vector<const OpList*>& lis
   std::vector<LibraryBuffer> out;
   if (run.stack != "megatron") return out;
   std::set<std::tuple<std::int64_t, std::int64_t, DType>> shapes;
-  Bytes gathered = 0, dummies = 0;
+  Bytes gathered = 0;
   for (const OpList* list : lists) {
     if (run.build == config::Build::Te && caches_dummies(run.settings.te_version)) add_shapes(*list, shapes);
     gathered = std::max(gathered, gathered_input(*list, run));
   }
-  for (const auto& [rows, columns, dtype] : shapes) dummies += rows * columns * size_of(dtype);
-  if (dummies > 0)
-    out.push_back({"dummy weight gradients", "Transformer Engine 2.11, get_dummy_wgrad: one tensor a weight shape, cached", dummies});
+  for (const auto& [rows, columns, dtype] : shapes)
+    out.push_back({fmt::format("dummy weight gradient {} x {}", rows, columns),
+                   "Transformer Engine 2.11, get_dummy_wgrad: one tensor a weight shape, cached", rows * columns * size_of(dtype)});
   if (gathered > 0)
     out.push_back({"gathered input of the output layer", "Megatron-LM main d98e8a64, GlobalMemoryBuffer \"mpu\"", gathered});
   return out;

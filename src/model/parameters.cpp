@@ -88,6 +88,43 @@ ParameterTable build_table(const config::Model& m, Parts parts) {
 
 } // namespace
 
+namespace {
+
+// LoRA name of a linear, by its parameter; empty: no adapter.
+std::string_view lora_target(std::string_view local) {
+  static const std::vector<std::pair<std::string_view, std::string_view>> targets{
+      {"attention.linear_qkv", "linear_qkv"}, {"attention.linear_proj", "linear_proj"}, {"mlp.fc1", "linear_fc1"},
+      {"mlp.fc2", "linear_fc2"}, {"moe.shared.fc1", "linear_fc1"}, {"moe.shared.fc2", "linear_fc2"},
+      {"gdn.in_proj", "in_proj"}, {"gdn.out_proj", "out_proj"}};
+  for (const auto& [parameter, target] : targets)
+    if (parameter == local) return target;
+  return {};
+}
+
+// Everything is frozen; A [r, in] and B [out, r] follow each linear that is a target.
+void add_adapters(ParameterTable& table, const config::Lora& lora) {
+  std::vector<Parameter> all;
+  for (Parameter& p : table.parameters) {
+    p.trainable = false;
+    all.push_back(p);
+    if (!lora.on(lora_target(p.local))) continue;
+    const bool column = p.rule() == ShardRule::Column;
+    Parameter a = p, b = p;
+    a.trainable = b.trainable = true;
+    a.name += ".lora_a", a.local += ".lora_a", b.name += ".lora_b", b.local += ".lora_b";
+    a.init = Init::Normal, b.init = Init::Zero;
+    a.shape = {lora.rank, p.shape[1]}, b.shape = {p.shape[0], lora.rank};
+    a.dim = column ? 0 : 1, a.repeats = 0;
+    a.sections = {{"all", a.shape[static_cast<size_t>(a.dim)], column ? ShardRule::Column : ShardRule::Row}};
+    if (!column) b.dim = 0, b.repeats = 0, b.sections = {{"all", b.shape[0], ShardRule::Replicated}};
+    all.push_back(std::move(a));
+    all.push_back(std::move(b));
+  }
+  table.parameters = std::move(all);
+}
+
+} // namespace
+
 ParameterTable parameter_table(const config::Model& model) {
   return build_table(model, {.vocab = model.vocab, .vision = true, .mtp = true});
 }
@@ -99,6 +136,7 @@ ParameterTable parameter_table(const config::Model& model, const config::Run& ru
   if (run.vision == config::VisionMode::Frozen)
     for (Parameter& p : table.parameters)
       if (p.part == Part::Vision) p.trainable = false;
+  if (run.lora.rank > 0) add_adapters(table, run.lora);
   return table;
 }
 

@@ -16,7 +16,21 @@ bool is_expert(const LocalParameter& p) {
   return p.parameter->group == ParameterGroup::RoutedExpert;
 }
 
+// Frozen linear weights may be stored in 8 bits (one fp32 scale a row) or 4 (one fp32 scale a block of 64).
+Bytes frozen_bytes(const LocalParameter& p, const config::Run& run) {
+  const Bytes plain = checked_mul(p.elements, size_of(stored_dtype(*p.parameter, run)));
+  if (run.frozen_bits == 16 || !quantised_when_frozen(*p.parameter)) return plain;
+  return run.frozen_bits == 8 ? p.elements + p.elements / p.parameter->shape.back() * 4 : p.elements / 2 + p.elements / 64 * 4;
+}
+
 } // namespace
+
+bool quantised_when_frozen(const Parameter& p) {
+  static const std::vector<std::string_view> linears{"gdn.in_proj", "gdn.out_proj", "attention.linear_qkv", "attention.linear_proj",
+                                                     "mlp.fc1", "mlp.fc2", "moe.shared.fc1", "moe.shared.fc2",
+                                                     "moe.experts.fc1", "moe.experts.fc2"};
+  return std::find(linears.begin(), linears.end(), p.local) != linears.end();
+}
 
 ElementBytes element_bytes(const config::Run& run, DType stored) {
   const config::Optimizer& o = run.optimizer;
@@ -70,13 +84,16 @@ StaticState static_state(const ParameterTable& table, const config::Model& model
     StateBytes& part = b.expert ? state.expert : state.dense;
     part.parameters += checked_mul(b.elements, bytes.parameter);
     part.gradients += checked_mul(b.elements, bytes.gradient);
-    part.optimizer +=
-        checked_mul(run.optimizer.distributed ? b.elements / b.ranks : b.elements, bytes.optimizer);
+    const std::int64_t shard = run.optimizer.distributed ? b.elements / b.ranks : b.elements;
+    const Bytes optimizer = checked_mul(shard, bytes.optimizer);
+    const Bytes moved = static_cast<Bytes>(static_cast<double>(optimizer) * run.optimizer.offload_fraction);
+    part.optimizer += optimizer - moved;
+    state.host += moved + static_cast<Bytes>(static_cast<double>(4 * shard) * run.optimizer.offload_fraction);
   }
   for (const LocalParameter& p : local_parameters(table, model, run, pipeline_rank))
     if (!p.parameter->trainable)
       (is_expert(p) ? state.expert : state.dense).parameters +=
-          checked_mul(p.elements, size_of(stored_dtype(*p.parameter, run)));
+          frozen_bytes(p, run);
   return state;
 }
 

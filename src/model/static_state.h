@@ -40,6 +40,10 @@ struct StateBuffer {
 std::vector<StateBuffer> state_buffers(const ParameterTable& table, const config::Model& model,
                                        const config::Run& run, std::int64_t pipeline_rank);
 
+// Whether frozen_weight_bits applies: linear weights of decoder layers. Embedding, head, norms, router, the
+// shared expert's gate, convolution, A_log, dt_bias and every adapter keep the run's dtype.
+bool quantised_when_frozen(const Parameter& parameter);
+
 struct StateBytes {
   Bytes parameters = 0, gradients = 0, optimizer = 0;
   Bytes total() const { return parameters + gradients + optimizer; }
@@ -47,6 +51,7 @@ struct StateBytes {
 
 struct StaticState {
   StateBytes dense, expert; // expert: routed experts only
+  Bytes host = 0;           // optimizer_cpu_offload: offloaded state and an fp32 copy of its gradients, in host memory
   Bytes total() const { return dense.total() + expert.total(); }
 };
 // Frozen parameters cost their own bytes only.

@@ -37,6 +37,23 @@ struct RankEstimate {
   std::int64_t in_flight = 0;           // micro-batches (chunk forwards with vp > 1)
   Seconds forward = 0, backward = 0, replay = 0; // per micro-batch, all chunks
   Flops hardware_flops = 0;             // per micro-batch
+  Seconds doubt = 0;                    // per micro-batch: how far the times may be off
+  Bytes first_step_peak = 0;            // before the first update has made Adam's moments
+  Bytes offloaded = 0;                  // activations that go to the host, per micro-batch
+  Bytes host_bytes = 0;                 // host memory of this rank: activations in flight, optimizer state
+  Seconds offload_seconds = 0;          // on the host link, per micro-batch and direction
+};
+
+// What replaying a module costs on the busiest rank, per step.
+struct ReplayCost {
+  std::string module, layer_kind; // "gdn_qkv", "gdn+moe"
+  Seconds seconds = 0;
+};
+
+// What the allocator reserves, simulated: low as if every freed tensor could be used again at once, high
+// with frees that wait for other streams and a share for what is not modelled.
+struct ReservedBand {
+  Bytes low = 0, high = 0;
 };
 
 struct OutsideRow {
@@ -60,6 +77,7 @@ struct Estimate {
   Seconds step_seconds = 0, recompute_seconds = 0;  // recompute: replays of the busiest rank
   Seconds communication_seconds = 0, optimizer_seconds = 0, reduce_seconds = 0;
   double bubble = 0;
+  Seconds step_low = 0, step_high = 0;  // the band: every time off by its doubt in one direction
   double tokens_per_second = 0, tokens_per_second_per_gpu = 0;
   double model_tflops_per_gpu = 0, mfu = 0, hfu = 0;
 
@@ -78,6 +96,10 @@ public:
 
   Estimate evaluate(const Setting& setting);
   std::vector<LayerEstimate> layers(const Setting& setting); // in model order, every rank
+  // Replays by module and layer kind, dearest first.
+  std::vector<ReplayCost> replay_costs(const Setting& setting);
+  // Stack megatron: of the ranks whose allocated peak is within 3 % of the worst. Milliseconds to tens of them.
+  ReservedBand reserved(const Estimate& estimate);
   Workload& workload() { return workload_; }
   const cost::CostModel& cost() const { return cost_; }
   const config::Hardware& hardware() const { return hardware_; }
@@ -94,6 +116,7 @@ private:
   };
   RankEstimate evaluate_rank(const Rank& rank, std::int64_t index, const Setting& setting,
                              std::vector<Seconds>& forward, std::vector<Seconds>& backward);
+  Bytes moment_bytes(const model::StaticState& state) const;
   Seconds update_seconds(const model::StateBytes& state, std::int64_t ranks) const;
   const cost::UnitTime& time_of(const TracedUnit& unit);
   std::string describe(const PlacedUnit& unit, int event) const;

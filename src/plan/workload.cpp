@@ -8,6 +8,7 @@
 #include "model/concat.h"
 #include "model/spans.h"
 #include "model/stack_lists.h"
+#include "program/offload.h"
 
 namespace gdn::plan {
 
@@ -29,8 +30,35 @@ const OpList& Workload::layer_list(std::int64_t layer) {
   return it->second;
 }
 
-const TracedUnit& Workload::traced(const OpList& list, std::vector<Span> spans, bool input_gradient) {
+namespace {
+
+// Ops whose saved tensors a run's offload takes: all of a layer (cpu_offloading), or those of the named
+// modules. GDN layers have no hook for the latter.
+program::OffloadRule offload_rule(const config::Run& run) {
+  program::OffloadRule rule;
+  if (run.cpu_offloading) {
+    rule.op = [](const model::Op&) { return true; };
+    return rule;
+  }
+  static const std::vector<std::pair<std::string_view, std::string_view>> ops{
+      {"core_attn", "core_attention"}, {"attn_proj", "linear_proj"}, {"qkv_linear", "linear_qkv"}, {"attn_norm", "input_layernorm"},
+      {"mlp_norm", "pre_mlp_layernorm"}, {"expert_fc1", "expert_fc1"}, {"moe_act", "expert_act"}, {"fused_group_mlp", "expert_fc1"},
+      {"fused_group_mlp", "expert_act"}, {"fused_group_mlp", "expert_fc2"}};
+  rule.op = [&run](const model::Op& op) {
+    return std::any_of(ops.begin(), ops.end(), [&](const auto& entry) {
+      return entry.second == op.name && std::find(run.offload_modules.begin(), run.offload_modules.end(), entry.first) != run.offload_modules.end();
+    });
+  };
+  rule.smallest = run.settings.min_offloaded_tensor_size * size_of(run.dtype);
+  rule.fraction = run.settings.activation_offload_fraction;
+  return rule;
+}
+
+} // namespace
+
+const TracedUnit& Workload::traced(const OpList& list, std::vector<Span> spans, bool input_gradient, bool offloads) {
   std::string key = input_gradient ? "" : "no input gradient|";
+  if (offloads) key += "offloads|";
   for (const Span& s : spans) key += fmt::format("{}:{}-{}:{}:{}|", s.name, s.first, s.last, static_cast<int>(s.kind), s.hook);
   std::unique_ptr<TracedUnit>& cached = traced_[{&list, std::move(key)}];
   if (!cached) {
@@ -40,6 +68,7 @@ const TracedUnit& Workload::traced(const OpList& list, std::vector<Span> spans, 
     program::TraceOptions options;
     options.input_gradient = input_gradient;
     unit->trace = program::trace(list, unit->spans, provider_, options);
+    if (offloads) unit->offloaded = program::offload(unit->trace, offload_rule(run_));
     unit->summary = program::summarise(unit->trace);
     cached = std::move(unit);
   }
@@ -48,7 +77,8 @@ const TracedUnit& Workload::traced(const OpList& list, std::vector<Span> spans, 
 
 std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting& setting) {
   std::vector<PlacedUnit> out;
-  std::vector<std::pair<const OpList*, const TracedUnit*>> seen; // equal layers are looked up once
+  struct Seen { const OpList* first; const TracedUnit* second; bool offloads; };
+  std::vector<Seen> seen; // equal layers are looked up once
   const bool full = setting.granularity == Granularity::Full;
   auto spans_of = [&](const OpList& list) {
     // Under full granularity a module list is inert; native's cheap rebuilds stay on everywhere.
@@ -60,8 +90,9 @@ std::vector<PlacedUnit> Workload::units(const model::Chunk& chunk, const Setting
     const bool block = full && setting.method == "block";
     if (!full || (block && i >= setting.num_layers)) {
       const OpList& list = layer_list(layer);
-      auto it = std::find_if(seen.begin(), seen.end(), [&](const auto& s) { return s.first == &list; });
-      if (it == seen.end()) it = seen.insert(seen.end(), {&list, &traced(list, spans_of(list), true)});
+      const bool offloads = run_.fine_grained_offload || (run_.cpu_offloading && layer < run_.cpu_offloading_num_layers);
+      auto it = std::find_if(seen.begin(), seen.end(), [&](const auto& s) { return s.first == &list && s.offloads == offloads; });
+      if (it == seen.end()) it = seen.insert(seen.end(), {&list, &traced(list, spans_of(list), true, offloads), offloads});
       out.push_back({it->second, layer, 1});
       ++i;
       continue;

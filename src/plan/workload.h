@@ -22,6 +22,7 @@ struct TracedUnit {
   std::vector<model::Span> spans = {};
   program::UnitTrace trace = {};
   program::UnitSummary summary = {};
+  Bytes offloaded = 0; // bytes that go to the host in forward and come back in backward
 };
 
 // Where a unit stands in a chunk: a decoder layer (or several under one span), or an end.
@@ -54,7 +55,7 @@ public:
 
 private:
   const model::OpList& layer_list(std::int64_t layer);
-  const TracedUnit& traced(const model::OpList& list, std::vector<model::Span> spans, bool input_gradient);
+  const TracedUnit& traced(const model::OpList& list, std::vector<model::Span> spans, bool input_gradient, bool offloads = false);
 
   const config::Model& model_;
   const config::Run& run_;

@@ -93,3 +93,24 @@ TEST_CASE("Llama3 on 8 B200: step times, those fitted to and a model family that
   CHECK(std::fabs(checked.bias()) < 0.02);
   CHECK(checked.mean() < 0.04);
 }
+
+TEST_CASE("Llama3 on 8 B200: the simulated reserve contains what PyTorch reserved, and is at most 8 % wide") {
+  int rows = 0;
+  for (const char* file : {"simumax-llama3-70b-b200", "simumax-llama3-405b-b200"}) {
+    std::set<std::string> seen;
+    for (const test::PublishedRow& row : test::published_rows(file)) {
+      if (!seen.insert(configuration(row.id)).second) continue;
+      CAPTURE(row.id);
+      plan::Estimator estimator(row.profile.model, row.profile.run, row.hardware);
+      const plan::Estimate e = estimator.evaluate({});
+      const plan::ReservedBand band = estimator.reserved(e);
+      const double reserved = row.value("memory.reserved_bytes");
+      CHECK(static_cast<double>(band.low) <= reserved);
+      CHECK(static_cast<double>(band.high) >= reserved);
+      CHECK(static_cast<double>(band.high) <= 1.08 * static_cast<double>(band.low));
+      CHECK(band.low > e.peak_bytes);
+      ++rows;
+    }
+  }
+  CHECK(rows == 15);
+}

@@ -6,6 +6,7 @@
 #include "model/kinds/attention.h"
 #include "model/kinds/linear.h"
 #include "model/kinds/plumbing.h"
+#include "model/megatron/adapted_linear.h"
 #include "model/qkv_layout.h"
 
 namespace gdn::model::megatron {
@@ -42,15 +43,15 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   const QkvLayout at = QkvLayout::of(s, heads);
   const AttentionAttr attr{.heads = n, .kv_heads = g, .head_dim = hd,
                            .rotary_dim = s.rope ? static_cast<std::int64_t>(static_cast<double>(hd) * s.rotary_fraction) : 0,
-                           .theta = s.rope_theta, .seq = d.seq, .fused = run.fused_attention,
+                           .theta = s.rope_theta, .seq = d.attention_keys, .fused = run.fused_attention,
                            .dropout = run.attention_dropout};
   const NormAttr norm{model.norm_eps, model.zero_centred_norm};
 
   TensorId h = x;
   if (run.build == config::Build::Te) // fused into linear_qkv's module
     h = rms_norm(b, "linear_qkv.layer_norm", x, b.param("input_norm", d.hidden, d.dtype), norm, "ln_out").y;
-  TensorId mixed = linear(b, "linear_qkv", h, b.param("attention.linear_qkv", at.columns / d.tp * d.hidden, d.dtype), at.columns / d.tp,
-                          {TensorParallel::Column, d.tp, d.sp, s.qkv_bias}, "mixed");    // [N, groups of q | gate | k | v]
+  TensorId mixed = adapted_linear(b, "linear_qkv", "linear_qkv", h, b.param("attention.linear_qkv", at.columns / d.tp * d.hidden, d.dtype), at.columns / d.tp,
+                          {TensorParallel::Column, d.tp, d.sp, s.qkv_bias}, "mixed", run); // [N, groups of q | gate | k | v]
   if (heads.kv_replicas > 1) { // the even shard is no whole group: gather all columns, take this rank's group
     TensorId gathered = gather_columns(b, "linear_qkv.gather", mixed, d.tp, true, "mixed_gathered");
     TensorId group = split(b, "linear_qkv.slice", gathered, {{"mixed_slice", {N, at.width}}})[0];
@@ -83,8 +84,8 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   TensorId v = copy(b, "copy_v", parts[2], "v_attn", {N, g, hd});
   TensorId o = core(b, q, k, v, attr, run, d);                                           // [N, n, d]
   if (s.output_gate) o = output_gate(b, "output_gate", o, gate, "attn_gated", run.settings.compiled);
-  return linear(b, "linear_proj", o, b.param("attention.linear_proj", n * hd * d.hidden, d.dtype), d.hidden,
-                {TensorParallel::Row, d.tp, d.sp, false}, "out");                        // [N_sp, h]
+  return adapted_linear(b, "linear_proj", "linear_proj", o, b.param("attention.linear_proj", n * hd * d.hidden, d.dtype), d.hidden,
+                {TensorParallel::Row, d.tp, d.sp, false}, "out", run);           // [N_sp, h]
 }
 
 } // namespace gdn::model::megatron

@@ -17,13 +17,13 @@ namespace {
 
 // Word embeddings of `ids`; one table for the model and for every MTP depth.
 TensorId embed(Builder& b, TensorId ids, const config::Run& run, const Dims& d, std::string out) {
-  return embedding(b, "embedding", ids, {"embedding.word", d.local_vocab * d.hidden, d.dtype},
+  return embedding(b, "embedding", ids, {"embedding.word", d.local_vocab * d.hidden, d.dtype, !b.frozen()},
                    {d.hidden, d.tp, d.sp, run.hidden_dropout > 0}, d.dtype, std::move(out));
 }
 
 // Loss per token of the hidden states y [N_sp, h] against the batch's (shifted) labels.
 TensorId head_loss(Builder& b, TensorId y, const config::Model& model, const config::Run& run, const Dims& d) {
-  const ParamRef weight{model.tied_embeddings ? "embedding.word" : "head", d.local_vocab * d.hidden, d.dtype};
+  const ParamRef weight{model.tied_embeddings ? "embedding.word" : "head", d.local_vocab * d.hidden, d.dtype, !b.frozen()};
   LossAttr attr{.vocab = d.local_vocab, .chunk = 0};
   TensorId labels = data(b, "labels", d.tokens, "label_ids");
   if (run.cross_entropy == CrossEntropy::ChunkedLinear) {
@@ -69,6 +69,7 @@ TensorId mtp_depth(Builder& b, TensorId y, const config::Model& model, const con
 OpList embedding_unit(const config::Model& model, const config::Run& run) {
   const Dims d = Dims::of(model, run);
   Builder b("embedding");
+  b.freeze(run.lora.rank > 0);
   TensorId ids = data(b, "ids", d.tokens, "token_ids");
   return b.finish(embed(b, ids, run, d, "x"), d.tokens);
 }
@@ -77,6 +78,7 @@ OpList head_unit(const config::Model& model, const config::Run& run) {
   const Dims d = Dims::of(model, run);
   const std::int64_t depths = run.train_mtp ? model.mtp_layers : 0;
   Builder b("head");
+  b.freeze(run.lora.rank > 0);
   TensorId x = b.input("x", d.dtype, {d.tokens_sp, d.hidden});
   std::vector<TensorId> hidden{rms_norm(b, "final_norm", x, b.param("final_norm", d.hidden, d.dtype),
                                         {model.norm_eps, model.zero_centred_norm}, "y").y};

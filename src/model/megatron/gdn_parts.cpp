@@ -2,6 +2,7 @@
 
 #include "model/kinds/linear.h"
 #include "model/kinds/plumbing.h"
+#include "model/megatron/adapted_linear.h"
 
 namespace gdn::model::megatron {
 
@@ -13,7 +14,7 @@ GdnAttr gdn_attributes(const config::Model& model, const config::Run& run, const
           .normalise = s.use_qk_l2norm && run.l2norm == config::L2Norm::Kernel,
           .negative_eigenvalues = s.negative_eigenvalues, .deterministic = run.deterministic, .eps = 1e-6,
           .compiled = run.settings.compiled,
-          .chunks = d.batch * ceil_div(d.seq, 64), .sequences = d.batch};
+          .chunks = d.chunks, .sequences = d.batch};
 }
 
 TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model& model, const config::Run& run, const Dims& d) {
@@ -21,9 +22,9 @@ TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model
   if (run.build == config::Build::Te) // fused into in_proj's module; saves x, its output and rstd
     h = rms_norm(b, "in_proj.layer_norm", x, b.param("input_norm", d.hidden, d.dtype),
                  {model.norm_eps, model.zero_centred_norm}, "ln_out").y;
-  TensorId proj = linear(b, "in_proj", h, b.param("gdn.in_proj", width * d.hidden, d.dtype), width,
-                         {TensorParallel::Column, d.tp, d.sp, model.gdn.bias}, "proj");
-  if (d.cp > 1) proj = all_to_all(b, "cp2hp", proj, "proj_hp", {d.rule_tokens, width / d.cp}, d.cp);
+  TensorId proj = adapted_linear(b, "in_proj", "in_proj", h, b.param("gdn.in_proj", width * d.hidden, d.dtype), width,
+                         {TensorParallel::Column, d.tp, d.sp, model.gdn.bias}, "proj", run);
+  if (d.cp > 1) proj = all_to_all(b, "cp2hp", proj, "proj_hp", {d.rule_tokens, width / d.cp}, d.cp, gdn_attributes(model, run, d));
   return proj;
 }
 
@@ -56,8 +57,8 @@ TensorId project_out(Builder& b, TensorId o, TensorId z, const config::Model& mo
                               run.build == config::Build::Te, "gated");
   TensorId norm_out = copy(b, "hp2cp.transpose", gated, "norm_out_hp");
   if (d.cp > 1) norm_out = all_to_all(b, "hp2cp", norm_out, "norm_out", {d.tokens, s.value_heads / d.tp, s.value_head_dim}, d.cp);
-  return linear(b, "out_proj", norm_out, b.param("gdn.out_proj", (s.v() / d.tp) * d.hidden, d.dtype), d.hidden,
-                {TensorParallel::Row, d.tp, d.sp, s.bias}, "out");
+  return adapted_linear(b, "out_proj", "out_proj", norm_out, b.param("gdn.out_proj", (s.v() / d.tp) * d.hidden, d.dtype), d.hidden,
+                {TensorParallel::Row, d.tp, d.sp, s.bias}, "out", run);
 }
 
 } // namespace gdn::model::megatron

@@ -63,6 +63,7 @@ TensorId layer(Builder& b, TensorId x, const config::Model& model, const config:
 OpList decoder_layer(const config::Model& model, const config::Run& run, LayerKind mixer, MlpKind mlp) {
   const Dims d = Dims::of(model, run);
   Builder b(fmt::format("{}.{}", config::name_of(mixer), config::name_of(mlp)));
+  b.freeze(run.lora.rank > 0);
   TensorId x = b.input("x", d.dtype, {d.tokens_sp, d.hidden});
   TensorId out = layer(b, x, model, run, d, mixer, mlp);
   return b.finish(out, d.tokens);
@@ -71,6 +72,7 @@ OpList decoder_layer(const config::Model& model, const config::Run& run, LayerKi
 OpList module_list(const config::Model& model, const config::Run& run, std::string_view module) {
   const Dims d = Dims::of(model, run);
   Builder b{std::string(module)};
+  b.freeze(run.lora.rank > 0);
   TensorId x = b.input("x", d.dtype, {d.tokens_sp, d.hidden}, true);
   TensorId out = -1;
   if (module == "gdn") out = gdn_mixer(b, x, model, run, d);

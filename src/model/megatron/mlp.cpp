@@ -4,6 +4,7 @@
 #include "model/kinds/mlp.h"
 #include "model/kinds/moe.h"
 #include "model/kinds/plumbing.h"
+#include "model/megatron/adapted_linear.h"
 
 namespace gdn::model::megatron {
 
@@ -13,11 +14,11 @@ TensorId dense_mlp(Builder& b, TensorId x, const config::Model& model, const con
   if (run.build == config::Build::Te)
     h = rms_norm(b, "mlp.layer_norm", x, b.param("mlp_norm", d.hidden, d.dtype), {model.norm_eps, model.zero_centred_norm},
                  "mlp_ln_out").y;
-  TensorId fc1 = linear(b, "mlp_fc1", h, b.param("mlp.fc1", 2 * ffn * d.hidden, d.dtype), 2 * ffn,
-                        {TensorParallel::Column, d.tp, d.sp}, "fc1");                    // [N, gate | up]
+  TensorId fc1 = adapted_linear(b, "linear_fc1", "mlp_fc1", h, b.param("mlp.fc1", 2 * ffn * d.hidden, d.dtype), 2 * ffn,
+                        {TensorParallel::Column, d.tp, d.sp}, "fc1", run);               // [N, gate | up]
   TensorId act = swiglu(b, "mlp_act", fc1, "act");                                       // [N, ffn]
-  return linear(b, "mlp_fc2", act, b.param("mlp.fc2", ffn * d.hidden, d.dtype), d.hidden,
-                {TensorParallel::Row, d.tp, d.sp}, "mlp_out");                           // [N_sp, h]
+  return adapted_linear(b, "linear_fc2", "mlp_fc2", act, b.param("mlp.fc2", ffn * d.hidden, d.dtype), d.hidden,
+                {TensorParallel::Row, d.tp, d.sp}, "mlp_out", run);              // [N_sp, h]
 }
 
 namespace {
@@ -30,13 +31,13 @@ MoeAttr moe_attributes(const config::Model& model, const Dims& d) {
 }
 
 // Shared expert with its sigmoid gate.
-TensorId shared_expert(Builder& b, TensorId m_y, const config::MoeShape& s, const Dims& d) {
+TensorId shared_expert(Builder& b, TensorId m_y, const config::MoeShape& s, const config::Run& run, const Dims& d) {
   const std::int64_t ffn = s.shared_ffn / d.tp;
-  TensorId fc1 = linear(b, "shared_fc1", m_y, b.param("moe.shared.fc1", 2 * ffn * d.hidden, d.dtype), 2 * ffn,
-                        {TensorParallel::Column, d.tp, d.sp}, "sh_fc1");                 // [N, gate | up]
+  TensorId fc1 = adapted_linear(b, "linear_fc1", "shared_fc1", m_y, b.param("moe.shared.fc1", 2 * ffn * d.hidden, d.dtype), 2 * ffn,
+                        {TensorParallel::Column, d.tp, d.sp}, "sh_fc1", run);            // [N, gate | up]
   TensorId act = swiglu(b, "shared_act", fc1, "sh_act");
-  TensorId out = linear(b, "shared_fc2", act, b.param("moe.shared.fc2", ffn * d.hidden, d.dtype), d.hidden,
-                        {TensorParallel::Row, d.tp, d.sp}, "sh_out");                    // [T, h]
+  TensorId out = adapted_linear(b, "linear_fc2", "shared_fc2", act, b.param("moe.shared.fc2", ffn * d.hidden, d.dtype), d.hidden,
+                        {TensorParallel::Row, d.tp, d.sp}, "sh_out", run);               // [T, h]
   if (!s.shared_gate) return out;
   return shared_gate(b, "shared_gate", m_y, out, b.param("moe.shared.gate", d.hidden, d.dtype), "sh_gated");
 }
@@ -52,7 +53,7 @@ TensorId moe(Builder& b, TensorId m_y, const config::Model& model, const config:
   const Exchange over = expert_exchange(d.ep, d.etp, sent, d.routed_rows, d.hidden * element + size_of(s.router_dtype));
   const Exchange home = expert_exchange(d.ep, d.etp, sent, d.routed_rows, d.hidden * element);
 
-  TensorId shared = s.shared_ffn > 0 ? shared_expert(b, m_y, s, d) : -1;
+  TensorId shared = s.shared_ffn > 0 ? shared_expert(b, m_y, s, run, d) : -1;
   TensorId logits = linear(b, "router", m_y, b.param("moe.router", s.experts * d.hidden, d.dtype), s.experts, {}, "router_logits",
                            s.router_dtype);                                              // [T, E]
   b.list().ops.back().model_flops = 0; // Megatron's count leaves the router out

@@ -12,15 +12,15 @@ GdnAttr gdn_attributes(const config::Model& model, const config::Run& run, const
   return {.key_heads = s.key_heads / shard, .value_heads = s.value_heads / shard, .key_dim = s.key_head_dim,
           .value_dim = s.value_head_dim, .kernel = s.conv_kernel, .conv_bias = s.conv_bias,
           .normalise = s.use_qk_l2norm && run.l2norm != config::L2Norm::Off, .grouped = true,
-          .negative_eigenvalues = s.negative_eigenvalues, .eps = 1e-6, .chunks = d.batch * ceil_div(d.seq, 64), .sequences = d.batch};
+          .negative_eigenvalues = s.negative_eigenvalues, .eps = 1e-6, .chunks = d.chunks, .sequences = d.batch};
 }
 
-TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model& model, const Dims& d) {
+TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model& model, const config::Run& run, const Dims& d) {
   TensorId xn = rms_norm(b, "input_norm", x, b.param("input_norm", d.hidden, d.dtype),
                          {model.norm_eps, model.zero_centred_norm}, "xn").y;               // [N_sp, h]
   TensorId proj = linear(b, "in_proj", xn, b.param("gdn.in_proj", width * d.hidden, d.dtype), width,
                          {TensorParallel::Column, d.tp, d.sp, model.gdn.bias}, "proj");  // [N, width]
-  if (d.cp > 1) proj = all_to_all(b, "cp2hp", proj, "proj_hp", {d.rule_tokens, width / d.cp}, d.cp);
+  if (d.cp > 1) proj = all_to_all(b, "cp2hp", proj, "proj_hp", {d.rule_tokens, width / d.cp}, d.cp, gdn_attributes(model, run, d));
   return proj;
 }
 
