@@ -226,6 +226,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
+__global__ void __launch_bounds__(kThreads) chunk_sums_kernel(Matrix g, GdnChunkTable table, Matrix sums) {
+  const GdnChunk chunk = table.chunks[blockIdx.x];
+  const std::int64_t c = blockIdx.y * std::int64_t{kThreads} + threadIdx.x;
+  if (chunk.kind != GdnChunk::kTokens || c >= g.cols) return;
+  float sum = 0.0f;
+  for (std::int64_t t = chunk.first_token; t < chunk.first_token + chunk.rows; ++t) store_value(sums, t, c, sum += load_value(g, t, c));
+}
+
 struct SumParams {
   const float* parts;
   int value_heads, heads, key_dim, which; // heads of the result
@@ -264,6 +272,13 @@ void gdn2_forward(const Gdn2& p, const Matrix& o, const LaunchContext& context) 
   if (ctas == 0) return;
   dispatch(p.shape.value_dim, [&](auto cols) { gdn2_forward_kernel<cols.value><<<ctas, kThreads, 0, context.stream>>>(p, o); });
   check_launch("gdn2_forward_kernel");
+}
+
+void chunk_sums(const Matrix& g, const GdnShape& shape, const GdnChunkTable& table, const Matrix& sums, const LaunchContext& context) {
+  if (g.rows == 0) return;
+  const dim3 grid(static_cast<unsigned>(gdn_chunk_capacity(shape.tokens, shape.sequences)), static_cast<unsigned>((g.cols + kThreads - 1) / kThreads));
+  chunk_sums_kernel<<<grid, kThreads, 0, context.stream>>>(g, table, sums);
+  check_launch("chunk_sums_kernel");
 }
 
 void gdn2_backward(const Gdn2& p, const Gdn2Backward& d, const LaunchContext& context) {

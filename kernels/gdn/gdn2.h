@@ -17,6 +17,9 @@ struct Gdn2 {
 };
 void gdn2_forward(const Gdn2& rule, const Matrix& o, const LaunchContext& context);
 
+// sums [T, C] fp32 = g summed from the start of its 64-token chunk on.
+void chunk_sums(const Matrix& g, const GdnShape& shape, const GdnChunkTable& table, const Matrix& sums, const LaunchContext& context);
+
 struct Gdn2Backward {
   Matrix d_o = {};
   Gradient dq = {}, dk = {}, dv = {}, dg = {}, db = {}, dw = {};

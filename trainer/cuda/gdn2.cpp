@@ -63,8 +63,8 @@ void gates_backward(const OpCall& c, Engine& e) {
 
 // ------------------------------------------------------------------------------------------ rule ----
 
-// inputs q, k, v, g, b, w; outputs o, g_cum (not when grouped), A, A_qk: what chunked kernels keep, and this one does not
-// need, holds zeros.
+// inputs q, k, v, g, b, w; outputs o, g_cum (not when grouped), A, A_qk: the matrices that chunked kernels keep, and this
+// one does not need, hold zeros.
 kernels::Gdn2 rule_of(const OpCall& c, Engine& e) {
   const auto& a = c.attr<GdnAttr>();
   kernels::Gdn2 p;
@@ -82,8 +82,11 @@ kernels::Gdn2 rule_of(const OpCall& c, Engine& e) {
   return p;
 }
 void rule_forward(const OpCall& c, Engine& e) {
-  for (size_t i = 1; i < c.op().outputs.size(); ++i) kernels::fill({matrix(c.out(i)), false}, 0, e.launch());
-  kernels::gdn2_forward(rule_of(c, e), matrix(c.out(0)), e.launch());
+  const kernels::Gdn2 rule = rule_of(c, e);
+  const size_t matrices = c.attr<GdnAttr>().grouped ? 1 : 2;
+  if (matrices == 2) kernels::chunk_sums(rule.g, rule.shape, rule.table, matrix(c.out(1)), e.launch());
+  for (size_t i = matrices; i < c.op().outputs.size(); ++i) kernels::fill({matrix(c.out(i)), false}, 0, e.launch());
+  kernels::gdn2_forward(rule, matrix(c.out(0)), e.launch());
 }
 void rule_backward(const OpCall& c, Engine& e) {
   for (size_t i = 1; i < c.op().outputs.size(); ++i) c.out(i); // kept, not needed
