@@ -25,7 +25,7 @@ int run(int argc, char** argv) {
     gdn::trainer::Runner run;
   };
   std::vector<Command> commands;
-  for (auto add : {gdn::trainer::add_run, gdn::trainer::add_sweep, gdn::trainer::add_check}) {
+  for (auto add : {gdn::trainer::add_run, gdn::trainer::add_sweep, gdn::trainer::add_check, gdn::trainer::add_bench, gdn::trainer::add_calibrate}) {
     gdn::trainer::Runner runner = add(program);
     commands.push_back({program.get_subcommands([](CLI::App*) { return true; }).back(), std::move(runner)});
   }

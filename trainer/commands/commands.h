@@ -10,5 +10,7 @@ using Runner = std::function<int()>;
 Runner add_run(CLI::App& program);
 Runner add_sweep(CLI::App& program);
 Runner add_check(CLI::App& program);
+Runner add_bench(CLI::App& program);
+Runner add_calibrate(CLI::App& program);
 
 } // namespace gdn::trainer
