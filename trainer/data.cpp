@@ -193,10 +193,10 @@ std::unique_ptr<Tokens> open_tokens(const config::Train& train, const fs::path& 
   return std::make_unique<Windows>(std::move(tokens), std::move(what), train.seed);
 }
 
-std::vector<Batch> step_batches(const Tokens& tokens, const config::Run& run, std::uint64_t step) {
+std::vector<Batch> step_batches(const Tokens& tokens, const config::Run& run, std::uint64_t step, std::int64_t data_rank) {
   std::vector<Batch> out;
   for (std::int64_t m = 0; m < run.micro_batches(); ++m)
-    out.push_back(tokens.batch(step, static_cast<std::uint64_t>(m), run.micro_batch, run.seq));
+    out.push_back(tokens.batch(step, static_cast<std::uint64_t>(m * run.parallel.dp() + data_rank), run.micro_batch, run.seq));
   return out;
 }
 

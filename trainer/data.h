@@ -29,7 +29,8 @@ public:
 std::unique_ptr<Tokens> open_tokens(const config::Train& train, const std::filesystem::path& folder,
                                     std::int64_t vocab, std::int64_t seq, bool packed = false);
 
-// All micro-batches of one step.
-std::vector<Batch> step_batches(const Tokens& tokens, const config::Run& run, std::uint64_t step);
+// The micro-batches of one step that data-parallel rank `data_rank` runs. Micro-batches of the whole step are
+// dealt out in turn, so all layouts see the same tokens.
+std::vector<Batch> step_batches(const Tokens& tokens, const config::Run& run, std::uint64_t step, std::int64_t data_rank = 0);
 
 } // namespace gdn::trainer

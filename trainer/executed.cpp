@@ -71,7 +71,7 @@ const std::vector<ExecutedSetting>& executed_settings() {
       {"moe_shared_expert_overlap", Fixed, "", "", "ops run in program order on one stream"},
       {"overlap_moe_expert_parallel_comm", Fixed, "", "", "ops run in program order on one stream"},
       {"moe_expert_capacity_factor", Executed, "null", "", "the padded routing of stack megatron is not run; native's is"},
-      {"moe_imbalance", Fixed, "", "", "the router decides how many rows each expert gets"},
+      {"moe_imbalance", Executed, "", "", kRanks},
       {"cpu_offloading", Fixed, "", "", kOffload},
       {"cpu_offloading_num_layers", Fixed, "", "", kOffload},
       {"fine_grained_activation_offloading", Fixed, "", "", kOffload},

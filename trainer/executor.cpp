@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "trainer/comm/ranks.h"
 
 namespace gdn::trainer {
 
@@ -28,6 +29,17 @@ Script script(const program::Program& program, const program::Layout& layout) {
     for (size_t i = 0; i < run.allocs.size(); ++i) line.acquires.push_back({run.allocs[i], layout.allocs[r][i]});
     line.scratch = event_of(program, line).scratch;
     s.lines.push_back(std::move(line));
+  }
+  return s;
+}
+
+Script script(const program::Program& program, const program::Layout& layout, const config::Parallel& p, std::int64_t pipeline_rank,
+              int micro_batches) {
+  Script s = script(program, layout);
+  const auto moved = program::transfers(program, static_cast<int>(p.pp), static_cast<int>(pipeline_rank), static_cast<int>(p.vp), micro_batches);
+  for (size_t r = 0; r < s.lines.size(); ++r) {
+    s.lines[r].receives = moved[r].receives;
+    s.lines[r].sends = moved[r].sends;
   }
   return s;
 }
@@ -90,13 +102,20 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
     set_guards(scratch.data(), line.scratch);
   }
   if (checks_.equality) compare(index);
+  for (const program::Transfer& t : line.receives)
+    context.ranks->group(model::Group::Pp).receive(t.peer, t.tag, held_[static_cast<size_t>(t.buffer)].data, t.bytes);
 
   const std::span<std::byte> usable =
       own_scratch_.data() ? std::span(own_scratch_.data(), static_cast<size_t>(own_scratch_.bytes())) : scratch;
   OpCall c = call(line, usable, context);
   Seconds seconds = 0;
-  if (observer.ran) seconds = device_.run_timed(c);
-  else device_.run(c);
+  try {
+    if (observer.ran) seconds = device_.run_timed(c);
+    else device_.run(c);
+  } catch (const Error& e) { // a bound that was planned too small: which layer's
+    if (e.code() != ErrorCode::DoesNotFit) throw;
+    throw Error(e.code(), fmt::format("{}: {}", name, e.what()), e.hint());
+  }
   c.check_all_used();
   if (observer.ran) observer.ran(index, c, seconds);
 
@@ -109,6 +128,8 @@ void Executor::run_line(size_t index, const StepContext& context, const Observer
       int id = program_.buffer(line.unit, line.micro_batch, o.access.buffer);
       check_guards(o.buffer, held_[static_cast<size_t>(id)].bytes, program_.buffer_name(id) + " in " + name);
     }
+  for (const program::Transfer& t : line.sends)
+    context.ranks->group(model::Group::Pp).send(t.peer, t.tag, held_[static_cast<size_t>(t.buffer)].data, t.bytes);
   for (int id : line.releases) release(id);
   ledger_.mark(nullptr);
   if (observer.released) observer.released(index);

@@ -5,6 +5,7 @@
 
 #include "program/layout.h"
 #include "program/program.h"
+#include "program/transfers.h"
 #include "trainer/device.h"
 #include "trainer/ledger.h"
 #include "trainer/parameters.h"
@@ -23,12 +24,16 @@ struct Script {
     std::vector<Acquire> acquires;
     std::vector<int> releases;
     Bytes scratch = 0, scratch_offset = -1;
+    std::vector<program::Transfer> receives = {}, sends = {}; // from and to other pipeline ranks
   };
   std::vector<Line> lines;
   Bytes extent = 0, guard = 0;
 };
 inline constexpr Bytes kGuard = 64; // bytes around every buffer
 Script script(const program::Program& program, const program::Layout& layout);
+// The same with what the neighbours in a pipeline give and get.
+Script script(const program::Program& program, const program::Layout& layout, const config::Parallel& parallel,
+              std::int64_t pipeline_rank, int micro_batches);
 
 struct Checks {
   bool poison = true;       // fill buffers on acquire and release, check the guard bands

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "trainer/comm/launch.h"
 #include "trainer/commands/commands.h"
 
 namespace {
@@ -32,10 +33,16 @@ int run(int argc, char** argv) {
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) { // help and version end 0, every other parse error 2
+    if (gdn::trainer::launched_rank() > 0) return e.get_exit_code() == 0 ? 0 : 2; // the first rank says it
     return program.exit(e, std::cout, std::cerr) == 0 ? 0 : 2;
   }
   for (const Command& c : commands)
-    if (c.app->parsed()) return c.run();
+    if (c.app->parsed())
+      return gdn::trainer::run_ranks([&](gdn::trainer::World& world) {
+        if (world.size() > 1 && c.app->get_name() != "run")
+          throw gdn::Error(gdn::ErrorCode::Usage, fmt::format("gdntrain {} runs on one rank, but {} were started", c.app->get_name(), world.size()));
+        return c.run();
+      });
   return 2;
 }
 

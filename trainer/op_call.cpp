@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "trainer/comm/ranks.h"
 
 namespace gdn::trainer {
 
@@ -19,6 +20,19 @@ OpCall::OpCall(const model::OpList& list, const program::Event& event, std::vect
       tables_(tables), used_(operands_.size(), 0), used_gradient_(parameters_.size(), 0) {}
 
 std::string OpCall::name() const { return step() < 0 ? op_.name : op_.name + "." + backward_step().name; }
+
+Communicator& OpCall::group(model::Group kind) const {
+  if (context_.ranks == nullptr)
+    throw Error(ErrorCode::Internal, fmt::format("op list '{}', {}: a collective over {}, but there is one rank", list_.name, name(), model::name_of(kind)));
+  return context_.ranks->group(kind);
+}
+
+std::span<const std::int64_t> OpCall::local_sequences() const {
+  return batch().shards ? std::span<const std::int64_t>(batch().shards->sequences) : batch().sequences;
+}
+std::span<const std::int64_t> OpCall::local_positions() const {
+  return batch().shards ? std::span<const std::int64_t>(batch().shards->positions) : std::span<const std::int64_t>();
+}
 
 void OpCall::undeclared(const std::string& what) const {
   throw Error(ErrorCode::Internal, fmt::format("op list '{}', {}: uses {}, which it does not declare", list_.name, name(), what));

@@ -8,8 +8,11 @@
 
 #include "model/op.h"
 #include "program/trace.h"
+#include "trainer/comm/token_shards.h"
 
 namespace gdn::trainer {
+
+class Ranks;
 
 // A matrix in memory: rows x cols elements, `stride` elements from row to row.
 struct View {
@@ -26,11 +29,15 @@ struct GradView {
   explicit operator bool() const { return to.data != nullptr; }
 };
 
+struct SequenceStates; // decode/states.h
+
 // What an op may know besides its operands: which step and micro-batch runs, and its data.
 struct MicroBatch {
   std::span<const std::int64_t> ids, labels;  // [tokens]; label -100 is ignored
   std::span<const std::int64_t> sequences;    // offsets of the packed sequences, 0 .. tokens
   std::int64_t index = 0;
+  const TokenShards* shards = nullptr;        // who holds which tokens under context parallelism; else nullptr
+  const SequenceStates* states = nullptr;     // decoding: what the tokens before left behind; absent in training
 };
 
 // Collected during a step; ops with effects add to it in the forward pass only.
@@ -48,6 +55,7 @@ struct StepContext {
   double loss_scale = 1;       // d(loss)/d(sum over labels): 1 / valid labels of the step
   double aux_scale = 1;        // 1 / micro-batches
   StepTotals* totals = nullptr;
+  const Ranks* ranks = nullptr; // whom collectives reach; nullptr: a rank alone
 };
 
 // Small tables that a stack keeps on the host as well (rows per expert), by op of a unit and micro-batch.
@@ -80,6 +88,11 @@ public:
   const StepContext& context() const { return context_; }
   const MicroBatch& batch() const { return context_.micro_batches[static_cast<size_t>(micro_batch_)]; }
   int micro_batch() const { return micro_batch_; }
+  // The group of this rank; throws Error{Internal} for a rank alone.
+  Communicator& group(model::Group kind) const;
+  // Tokens of this rank and, under context parallelism, where in their sequences they stand (else empty).
+  std::span<const std::int64_t> local_sequences() const;
+  std::span<const std::int64_t> local_positions() const;
   int op_index() const { return event_.op; }
   std::vector<std::int64_t>& host_table(int op) const { return tables_[op]; }
   template <class A> const A& attr() const { return std::get<A>(op_.attr); }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "trainer/comm/launch.h"
 #include "trainer/telemetry.h"
 
 namespace gdn::trainer {
@@ -60,6 +61,7 @@ std::filesystem::path CommonOptions::output_folder() const {
 }
 
 void print(const report::Document& document) {
+  if (this_world().rank() > 0) return;
   report::TextStyle style;
   const char* no_colour = std::getenv("NO_COLOR");
   const bool terminal = isatty(STDOUT_FILENO) != 0;
@@ -72,7 +74,9 @@ void print(const report::Document& document) {
   std::fflush(stdout);
 }
 
-void say(const std::string& line) { fmt::print(stderr, "gdntrain: {}\n", line); }
+void say(const std::string& line) {
+  if (this_world().rank() == 0) fmt::print(stderr, "gdntrain: {}\n", line);
+}
 
 namespace {
 std::atomic<bool> stop_asked{false};
@@ -81,7 +85,10 @@ std::atomic<bool> stop_asked{false};
 bool interrupted() {
   static const bool installed = [] {
     struct sigaction action {};
-    action.sa_handler = [](int) { stop_asked = true; };
+    // The second one does not wait for the step.
+    action.sa_handler = [](int) {
+      if (stop_asked.exchange(true)) _exit(exit_status(ErrorCode::Interrupted));
+    };
     for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
     return true;
   }();

@@ -28,13 +28,15 @@ struct CommonOptions {
 // --modules NAMES as the settings it stands for. Throws Error{Usage} for an empty value.
 std::vector<config::Setting> modules_setting(const std::string& value);
 
+// Only the first of several ranks prints and says anything.
 // To stdout, as wide as the terminal but at most 100 columns, coloured where the user and the terminal
 // want it (not with NO_COLOR, nor on TERM=dumb).
 void print(const report::Document& document);
 // One line on stderr.
 void say(const std::string& line);
 
-// Whether Ctrl-C (SIGINT, SIGTERM or SIGUSR1) has asked to stop; installs the handlers on first use.
+// Whether Ctrl-C (SIGINT, SIGTERM or SIGUSR1) has asked to stop; installs the handlers on first use. A
+// second signal ends the program at once, with 130.
 bool interrupted();
 
 } // namespace gdn::trainer

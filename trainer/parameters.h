@@ -9,19 +9,33 @@
 #include "config/run.h"
 #include "model/parameters.h"
 #include "model/static_state.h"
+#include "trainer/comm/ranks.h"
 #include "trainer/device.h"
 #include "trainer/ledger.h"
 
 namespace gdn::trainer {
 
-// One parameter on this rank and what belongs to it. Pointers are device memory.
+// Elements [global, global + count) of a whole parameter, at `local` in the memory of a rank.
+struct HeldStretch {
+  std::int64_t global = 0, local = 0, count = 0;
+};
+// What the rank at `place` holds of a parameter, in the order in which it stores it.
+std::vector<HeldStretch> held_stretches(const model::Parameter& parameter, const config::Parallel& parallel, const Place& place);
+
+// One parameter on this rank and what belongs to it: name(), parameter->shape and held_stretches() say which
+// part of the whole it is. Pointers are device memory.
 struct ParameterSlot {
   const model::Parameter* parameter = nullptr;
-  std::int64_t elements = 0;
+  std::int64_t elements = 0;      // of this rank
   DType dtype = DType::BF16;
   std::byte* live = nullptr;      // what ops read, in `dtype`
   float* gradient = nullptr;      // nullptr: frozen
-  float *master = nullptr, *m = nullptr, *v = nullptr; // master is `live` itself for fp32 parameters
+  // Optimizer state of elements [owned_first, owned_first + owned): all of them, unless the distributed
+  // optimizer divides them over the ranks with the same weights. Pointers are to the first owned one;
+  // master is `live` itself for fp32 parameters.
+  float *master = nullptr, *m = nullptr, *v = nullptr;
+  std::int64_t owned_first = 0, owned = 0;
+  bool copy = false;              // the last stage's copy of the word embedding
 
   const std::string& name() const { return parameter->name; }
   bool trainable() const { return gradient != nullptr; }
@@ -38,11 +52,12 @@ struct UpdateSettings {
 };
 
 // Weights, gradients and optimizer state of one rank, laid out in the buckets that the plan counts
-// (model/static_state.h), each in one allocation. Fed to the ledger at construction.
+// (model/static_state.h), each in one allocation. Fed to the ledger at construction. With several ranks,
+// functions marked "together" are called by all of them at the same time.
 class Parameters {
 public:
   // Throws Error{Config} for settings that are not executed (executed.h), and for frozen parameters.
-  Parameters(const config::Model& model, const config::Run& run, Device& device, Ledger& ledger);
+  Parameters(const config::Model& model, const config::Run& run, Device& device, Ledger& ledger, const Ranks& ranks);
   Parameters(const Parameters&) = delete;
   ~Parameters();
 
@@ -55,18 +70,23 @@ public:
   // A reference of an op list in the unit with `prefix` ("layers.3.", or empty at the ends).
   ParameterSlot& resolve(const std::string& prefix, const model::ParamRef& ref);
 
-  // Host copies by canonical name: weights as the master holds them, in fp32.
+  // Host copies by canonical name, of this rank's part: weights as the master holds them, in fp32. Together
+  // (the ranks that hold the parameter).
   std::vector<float> weights(std::string_view name);
   std::vector<float> gradient(std::string_view name);
-  // Sets the master and the live copy. Throws Error{Config} unless the sizes agree.
+  // Sets the master and the live copy, from this rank's part. Throws Error{Config} unless the sizes agree.
   void set_weights(std::string_view name, std::span<const float> values);
 
   void zero_gradients();
-  double gradient_norm();
-  // Clips and applies AdamW; returns the norm before clipping. Weight decay acts on matrices only.
+  // Sums over the ranks that saw other tokens or other heads, once a step. Afterwards a rank has the sums of
+  // the elements whose optimizer state it owns. Together.
+  void reduce_gradients();
+  double gradient_norm(); // of the whole model; together
+  // Clips and applies AdamW, then gathers the weights; returns the norm before clipping. Weight decay acts
+  // on matrices only. Together.
   double update(const UpdateSettings& settings);
 
-  // Optimizer moments, for checkpoints; laid out as the weights.
+  // Optimizer moments, for checkpoints; laid out as the weights. Reading them: together.
   std::vector<float> moment(std::string_view name, bool second);
   void set_moment(std::string_view name, bool second, std::span<const float> values);
 
@@ -75,15 +95,30 @@ public:
   static CategoryBytes bytes_of(const model::StaticState& state);
 
 private:
+  // A contiguous run of parameters whose gradients are summed over the same ranks.
+  struct Bucket {
+    std::byte* live;
+    float* gradient;
+    DType dtype;
+    std::int64_t elements, shard; // shard: elements that this rank owns, a whole bucket or its part
+    Communicator* replicas;
+  };
   void lay_out(const std::vector<model::StateBuffer>& buffers);
   std::vector<float> read(const float* from, std::int64_t n);
+  void set_weights(const ParameterSlot& slot, std::span<const float> values);
+  std::vector<float> gather(const ParameterSlot& slot, const float* owned);
+  bool is_partial(const ParameterSlot& slot) const;
+  bool is_counted(const ParameterSlot& slot) const;
   void initialise(ParameterSlot& slot, std::uint64_t seed);
 
   config::Model model_;
+  config::Run run_;
   Device& device_;
   Ledger& ledger_;
+  const Ranks& ranks_;
   model::ParameterTable table_;
   std::vector<ParameterSlot> slots_;
+  std::vector<Bucket> buckets_;
   std::map<std::string, size_t, std::less<>> index_;
   DeviceMemory live_, gradients_, optimizer_;
   Bytes gradient_bytes_ = 0;

@@ -31,9 +31,10 @@ std::vector<std::pair<std::string, Bytes>> live_at(const program::Program& progr
   return rows;
 }
 
-std::vector<std::vector<const program::UnitSummary*>> summaries(plan::Workload& workload, const plan::Setting& setting) {
+std::vector<std::vector<const program::UnitSummary*>> summaries(plan::Workload& workload, const plan::Setting& setting,
+                                                                std::int64_t pipeline_rank) {
   std::vector<std::vector<const program::UnitSummary*>> chunks;
-  for (const model::Chunk& c : model::chunks_of_rank(workload.model().layers(), workload.run().parallel, 0)) {
+  for (const model::Chunk& c : model::chunks_of_rank(workload.model().layers(), workload.run().parallel, pipeline_rank)) {
     chunks.emplace_back();
     for (const plan::PlacedUnit& u : workload.units(c, setting)) chunks.back().push_back(&u.unit->summary);
   }
@@ -42,11 +43,11 @@ std::vector<std::vector<const program::UnitSummary*>> summaries(plan::Workload& 
 
 } // namespace
 
-Prediction predict(plan::Workload& workload, const plan::Setting& setting, const program::Program& program) {
+Prediction predict(plan::Workload& workload, const plan::Setting& setting, const program::Program& program, std::int64_t pipeline_rank) {
   Prediction p;
-  p.state = Parameters::bytes_of(model::static_state(workload.model(), workload.run(), 0));
+  p.state = Parameters::bytes_of(model::static_state(workload.model(), workload.run(), pipeline_rank));
   const int micro_batches = static_cast<int>(workload.run().micro_batches());
-  const program::Walk walk = program::walk(summaries(workload, setting), program::one_f_one_b(1, 0, 1, micro_batches), p.state);
+  const program::Walk walk = program::walk(summaries(workload, setting, pipeline_rank), step_schedule(workload.run().parallel, micro_batches, pipeline_rank), p.state);
   p.peak_bytes = walk.overall.bytes;
   p.at_peak = walk.overall.by;
   const PredictedPeak flat = predicted_peak(program);
@@ -64,53 +65,54 @@ Prediction predict(plan::Workload& workload, const plan::Setting& setting, const
 namespace {
 
 // Live peak of every legal setting without a layout: a lower bound of what it allocates.
-std::vector<std::pair<Bytes, plan::Setting>> live_peaks(plan::Workload& workload) {
-  const CategoryBytes state = Parameters::bytes_of(model::static_state(workload.model(), workload.run(), 0));
+std::vector<std::pair<Bytes, plan::Setting>> live_peaks(plan::Workload& workload, std::int64_t pipeline_rank) {
+  const CategoryBytes state = Parameters::bytes_of(model::static_state(workload.model(), workload.run(), pipeline_rank));
   const int micro_batches = static_cast<int>(workload.run().micro_batches());
   std::vector<std::pair<Bytes, plan::Setting>> out;
   for (const plan::Setting& s : plan::legal_settings(workload, false))
-    out.push_back({program::walk(summaries(workload, s), program::one_f_one_b(1, 0, 1, micro_batches), state).overall.bytes, s});
+    out.push_back({program::walk(summaries(workload, s, pipeline_rank), step_schedule(workload.run().parallel, micro_batches, pipeline_rank), state).overall.bytes, s});
   return out;
 }
 
-Bytes allocated(plan::Workload& workload, const plan::Setting& s) {
-  return predict(workload, s, step_program(workload, s, static_cast<int>(workload.run().micro_batches()))).total_bytes();
+Bytes allocated(plan::Workload& workload, const plan::Setting& s, std::int64_t pipeline_rank) {
+  return predict(workload, s, step_program(workload, s, static_cast<int>(workload.run().micro_batches()), pipeline_rank), pipeline_rank).total_bytes();
 }
 
 } // namespace
 
-Fitting setting_that_fits(plan::Workload& workload, Bytes budget) {
+Fitting setting_that_fits(plan::Workload& workload, Bytes budget, std::int64_t pipeline_rank) {
   std::vector<std::pair<size_t, plan::Setting>> candidates; // fewest replays first
-  for (const auto& [peak, s] : live_peaks(workload)) {
+  for (const auto& [peak, s] : live_peaks(workload, pipeline_rank)) {
     if (peak > budget) continue;
     size_t replays = 0;
-    for (const model::Chunk& c : model::chunks_of_rank(workload.model().layers(), workload.run().parallel, 0))
+    for (const model::Chunk& c : model::chunks_of_rank(workload.model().layers(), workload.run().parallel, pipeline_rank))
       for (const plan::PlacedUnit& u : workload.units(c, s))
         for (const program::Event& e : u.unit->trace.events) replays += e.pass == program::Pass::Replay;
     candidates.push_back({replays, s});
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](auto& a, auto& b) { return a.first < b.first; });
   for (const auto& [replays, s] : candidates)
-    if (const Bytes bytes = allocated(workload, s); bytes <= budget) return {s.text(), bytes};
+    if (const Bytes bytes = allocated(workload, s, pipeline_rank); bytes <= budget) return {s.text(), bytes};
   return {};
 }
 
-Fitting smallest_setting(plan::Workload& workload) {
-  const auto peaks = live_peaks(workload);
+Fitting smallest_setting(plan::Workload& workload, std::int64_t pipeline_rank) {
+  const auto peaks = live_peaks(workload, pipeline_rank);
   const auto& least = *std::min_element(peaks.begin(), peaks.end(), [](auto& a, auto& b) { return a.first < b.first; });
-  return {least.second.text(), allocated(workload, least.second)};
+  return {least.second.text(), allocated(workload, least.second, pipeline_rank)};
 }
 
-std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& p, Bytes budget) {
+std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& p, Bytes budget,
+                         std::int64_t pipeline_rank) {
   std::string text = fmt::format("'{}' needs {} ({} of parameters, gradients and optimizer, {} for activations and scratch), {} may be used; "
                                  "at the peak, {}, the largest tensors are",
                                  setting.text(), format_bytes(p.total_bytes()), format_bytes(p.state.total()),
                                  format_bytes(p.arena_bytes), format_bytes(budget), p.peak_event);
   for (size_t i = 0; i < std::min<size_t>(3, p.largest.size()); ++i)
     text += fmt::format("{} {} {}", i ? "," : "", p.largest[i].first, format_bytes(p.largest[i].second));
-  const Fitting fits = setting_that_fits(workload, budget);
+  const Fitting fits = setting_that_fits(workload, budget, pipeline_rank);
   if (!fits.setting.empty()) return text + fmt::format("; '{}' would fit with {}", fits.setting, format_bytes(fits.bytes));
-  const Fitting least = smallest_setting(workload);
+  const Fitting least = smallest_setting(workload, pipeline_rank);
   return text + fmt::format("; no legal recompute setting fits: the smallest, '{}', needs {}, {} too many; take fewer tokens a micro-batch, "
                             "or a smaller model", least.setting, format_bytes(least.bytes), format_bytes(least.bytes - budget));
 }

@@ -20,19 +20,20 @@ struct Prediction {
 };
 
 // Composes the summaries of the very units that the program is made of, as gdnplan does, and lays the
-// program out. Throws Error{Internal} if composed and flat peak differ.
-Prediction predict(plan::Workload& workload, const plan::Setting& setting, const program::Program& program);
+// program out. Throws Error{Internal} if composed and flat peak differ. The program is that of `pipeline_rank`.
+Prediction predict(plan::Workload& workload, const plan::Setting& setting, const program::Program& program, std::int64_t pipeline_rank = 0);
 
 // "none": the cheapest setting, by replayed ops, whose allocations stay within `budget`; empty if none does.
 struct Fitting {
   std::string setting;
   Bytes bytes = 0;
 };
-Fitting setting_that_fits(plan::Workload& workload, Bytes budget);
+Fitting setting_that_fits(plan::Workload& workload, Bytes budget, std::int64_t pipeline_rank = 0);
 // The setting with the smallest peak, and what it allocates.
-Fitting smallest_setting(plan::Workload& workload);
+Fitting smallest_setting(plan::Workload& workload, std::int64_t pipeline_rank = 0);
 
 // A message for a setting that does not fit: what it needs, the tensors at its peak, what would fit.
-std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& prediction, Bytes budget);
+std::string does_not_fit(plan::Workload& workload, const plan::Setting& setting, const Prediction& prediction, Bytes budget,
+                         std::int64_t pipeline_rank = 0);
 
 } // namespace gdn::trainer

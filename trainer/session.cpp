@@ -1,5 +1,6 @@
 #include "trainer/session.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -32,57 +33,96 @@ std::vector<std::int64_t> dense_sequences(std::int64_t batch, std::int64_t seq) 
   return offsets;
 }
 
-Session::Session(config::Model model, config::Run run, Device& device, Bytes budget, const model::Provider* laid_out_for)
+namespace {
+
+std::unique_ptr<Ranks> rank_alone(const config::Parallel& parallel) {
+  Alone world;
+  return std::make_unique<Ranks>(world, parallel);
+}
+
+} // namespace
+
+Session::Session(config::Model model, config::Run run, Device& device, Bytes budget, const model::Provider* laid_out_for, const Ranks* ranks)
     : model_(std::move(model)), run_(std::move(run)), device_(device), budget_(budget),
+      alone_(ranks ? nullptr : rank_alone(run_.parallel)), ranks_(ranks ? ranks : alone_.get()),
       workload_(std::make_unique<plan::Workload>(model_, run_, laid_out_for ? *laid_out_for : device.provider())) {
-  const Bytes state = Parameters::bytes_of(model::static_state(model_, run_, 0)).total();
+  const Bytes state = Parameters::bytes_of(model::static_state(model_, run_, ranks_->place().pp)).total();
   if (state > budget_)
     throw Error(ErrorCode::DoesNotFit,
                 fmt::format("parameters, gradients and optimizer take {}, {} may be used", format_bytes(state), format_bytes(budget_)),
                 "no recompute setting changes that: a smaller model, or more memory");
-  parameters_ = std::make_unique<Parameters>(model_, run_, device, ledger_);
+  parameters_ = std::make_unique<Parameters>(model_, run_, device, ledger_, *ranks_);
 }
 
 void Session::use(const plan::Setting& setting, std::optional<Checks> chosen) {
   const Checks checks = chosen.value_or(Checks{.poison = !device_.asynchronous()});
   executor_.reset(); // the arena first: two never coexist
-  program_ = std::make_unique<program::Program>(step_program(*workload_, setting, static_cast<int>(run_.micro_batches())));
+  const std::int64_t stage = ranks_->place().pp;
+  const int micro_batches = static_cast<int>(run_.micro_batches());
+  program_ = std::make_unique<program::Program>(step_program(*workload_, setting, micro_batches, stage));
   program::LayoutOptions options;
   options.guard = kGuard;
   const program::Layout layout = program::lay_out(*program_, options);
   if (parameters_->bytes().total() + layout.extent > budget_)
-    throw Error(ErrorCode::DoesNotFit, does_not_fit(*workload_, setting, predict(*workload_, setting, *program_), budget_));
-  executor_ = std::make_unique<Executor>(*program_, script(*program_, layout), device_,
+    throw Error(ErrorCode::DoesNotFit, does_not_fit(*workload_, setting, predict(*workload_, setting, *program_, stage), budget_, stage));
+  executor_ = std::make_unique<Executor>(*program_, script(*program_, layout, run_.parallel, stage, micro_batches), device_,
                                          *parameters_, ledger_, checks, &workload_->provider() != &device_.provider());
 }
 
+namespace {
+
+// Totals of the whole step from those of each rank. TP ranks see the same losses; auxiliary losses are
+// sums over the tokens a rank holds; expert loads were counted by one rank of each group.
+void sum_over_ranks(StepTotals& totals, std::int64_t experts, const Ranks& ranks) {
+  totals.expert_load.resize(static_cast<size_t>(experts));
+  const double mine = ranks.place().tp == 0 ? 1 : 0;
+  std::vector<double> values{totals.loss_sum * mine, totals.mtp_sum * mine, totals.aux_loss};
+  for (std::int64_t load : totals.expert_load) values.push_back(static_cast<double>(load));
+  ranks.world().sum_on_host(values);
+  totals.loss_sum = values[0];
+  totals.mtp_sum = values[1];
+  totals.aux_loss = values[2];
+  for (size_t e = 0; e < totals.expert_load.size(); ++e) totals.expert_load[e] = static_cast<std::int64_t>(values[3 + e]);
+}
+
+} // namespace
+
 StepResult Session::run(const std::vector<Batch>& batches, std::uint64_t step, std::uint64_t seed,
                         const Observer& observer) {
-  const std::int64_t tokens = run_.micro_batch * run_.seq;
+  const std::int64_t tokens = run_.micro_batch * run_.seq, data_ranks = run_.parallel.dp(), cp = run_.parallel.cp;
   if (static_cast<std::int64_t>(batches.size()) != run_.micro_batches())
     throw Error(ErrorCode::Internal, fmt::format("{} batches for {} micro-batches", batches.size(), run_.micro_batches()));
   StepTotals totals;
   std::vector<MicroBatch> views;
-  std::int64_t valid = 0;
+  std::vector<TokenShards> shards;
+  shards.reserve(batches.size());
+  double labels = 0;
   for (const Batch& b : batches) {
     check_batch(b, tokens, model_.vocab);
-    views.push_back({b.ids, b.labels, b.sequences, static_cast<std::int64_t>(views.size())});
-    for (std::int64_t label : b.labels) valid += label != -100;
+    if (cp > 1) shards.push_back(token_shards(b.sequences, run_.micro_batch, run_.seq, cp, ranks_->place().cp));
+    views.push_back({b.ids, b.labels, b.sequences, static_cast<std::int64_t>(views.size()), cp > 1 ? &shards.back() : nullptr});
+    for (std::int64_t label : b.labels) labels += label != -100;
   }
+  ranks_->group(model::Group::Dp).sum_on_host({&labels, 1});
+  const auto valid = static_cast<std::int64_t>(labels);
   if (valid == 0) throw Error(ErrorCode::Config, "batch: every label is ignored");
-  StepContext context{seed, step, views, 1.0 / static_cast<double>(valid), 1.0 / static_cast<double>(batches.size()), &totals};
+  StepContext context{seed, step, views, 1.0 / static_cast<double>(valid), 1.0 / static_cast<double>(run_.micro_batches() * data_ranks),
+                      &totals, ranks_->alone() ? nullptr : ranks_};
 
   parameters_->zero_gradients();
   ledger_.reset_peak();
   const auto start = std::chrono::steady_clock::now();
   executor_->run(context, observer);
+  parameters_->reduce_gradients();
   device_.synchronise();
   StepResult r;
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const bool routed = std::find(model_.mlps.begin(), model_.mlps.end(), config::MlpKind::Moe) != model_.mlps.end();
+  if (!ranks_->alone()) sum_over_ranks(totals, routed ? model_.moe.experts : 0, *ranks_);
   r.loss = totals.loss_sum / static_cast<double>(valid);
   r.mtp_loss = totals.mtp_sum / static_cast<double>(valid);
   r.aux_loss = totals.aux_loss;
-  r.tokens = tokens * static_cast<std::int64_t>(batches.size());
+  r.tokens = tokens * static_cast<std::int64_t>(batches.size()) * data_ranks;
   r.valid = valid;
   r.expert_load = std::move(totals.expert_load);
   r.peak = ledger_.peak();

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "plan/workload.h"
+#include "trainer/comm/ranks.h"
 #include "trainer/executor.h"
 #include "trainer/step_program.h"
 
@@ -37,15 +38,19 @@ class Session {
 public:
   // `budget`: bytes that may be allocated. `laid_out_for`: whose scratch the program reserves, if not the
   // device's own provider; so the CPU can check what a GPU run would hold, byte by byte. Throws Error{Config} for what is priced but not executed.
+  // `ranks`: this rank of several, which outlives the session; not given: a rank alone, and Error{Config}
+  // for a run of more. With several ranks all of them make their sessions and run their steps together.
   Session(config::Model model, config::Run run, Device& device, Bytes budget = std::numeric_limits<Bytes>::max(),
-          const model::Provider* laid_out_for = nullptr);
+          const model::Provider* laid_out_for = nullptr, const Ranks* ranks = nullptr);
 
   // Lays out and allocates the program of `setting`, in place of the one before. Throws
   // Error{DoesNotFit} naming the largest tensors and the setting that would fit.
   void use(const plan::Setting& setting, std::optional<Checks> checks = {}); // absent: all, but no poison where it would wait
 
-  // Zeroes the gradients, then forward and backward of every micro-batch. `step` and `seed` feed the
-  // random numbers; batches are checked first.
+  // Zeroes the gradients, then forward and backward of every micro-batch and the sums over ranks. `step` and
+  // `seed` feed the random numbers; batches are checked first. With several ranks `batches` are the
+  // micro-batches of this data-parallel rank, whole whatever the other parallelisms; results are those of
+  // the whole step, but for the peak and the time.
   StepResult run(const std::vector<Batch>& batches, std::uint64_t step = 0, std::uint64_t seed = 0,
                  const Observer& observer = {});
 
@@ -53,6 +58,7 @@ public:
   const config::Run& run_settings() const { return run_; }
   Device& device() { return device_; }
   Ledger& ledger() { return ledger_; }
+  const Ranks& ranks() const { return *ranks_; }
   Parameters& parameters() { return *parameters_; }
   plan::Workload& workload() { return *workload_; }
   const program::Program& program() const { return *program_; }
@@ -64,6 +70,8 @@ private:
   config::Run run_;
   Device& device_;
   Bytes budget_;
+  std::unique_ptr<Ranks> alone_; // where no ranks are given
+  const Ranks* ranks_;
   Ledger ledger_;
   std::unique_ptr<plan::Workload> workload_;
   std::unique_ptr<Parameters> parameters_;

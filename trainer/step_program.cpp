@@ -7,18 +7,18 @@
 
 namespace gdn::trainer {
 
-program::Program step_program(plan::Workload& workload, const plan::Setting& setting, int micro_batches) {
+std::vector<program::Slot> step_schedule(const config::Parallel& p, int micro_batches, std::int64_t pipeline_rank) {
+  return program::one_f_one_b(static_cast<int>(p.pp), static_cast<int>(pipeline_rank), static_cast<int>(p.vp), micro_batches);
+}
+
+program::Program step_program(plan::Workload& workload, const plan::Setting& setting, int micro_batches, std::int64_t pipeline_rank) {
   const config::Parallel& p = workload.run().parallel;
-  if (p.gpus != 1 || p.tp * p.cp * p.pp * p.vp * p.ep * p.etp != 1)
-    throw Error(ErrorCode::Config, fmt::format("parallel: {} GPUs, tp {}, cp {}, pp {}, ep {}: this build executes one rank", p.gpus,
-                                               p.tp, p.cp, p.pp, p.ep),
-                "set gpus and every parallel size to 1");
   std::vector<program::UnitInstance> units;
-  for (const model::Chunk& chunk : model::chunks_of_rank(workload.model().layers(), p, 0))
+  for (const model::Chunk& chunk : model::chunks_of_rank(workload.model().layers(), p, pipeline_rank))
     for (const plan::PlacedUnit& u : workload.units(chunk, setting))
       units.push_back({u.unit->list, &u.unit->spans, &u.unit->trace, static_cast<int>(chunk.virtual_stage),
                        u.first_layer < 0 ? "" : fmt::format("layers.{}.", u.first_layer)});
-  return program::Program(std::move(units), program::one_f_one_b(1, 0, 1, micro_batches), micro_batches);
+  return program::Program(std::move(units), step_schedule(p, micro_batches, pipeline_rank), micro_batches);
 }
 
 PredictedPeak predicted_peak(const program::Program& program) {

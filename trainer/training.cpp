@@ -23,11 +23,11 @@ StepRecord Training::step(const Observer& observer) {
   StepRecord r;
   r.step = done_ + 1;
   r.steps = train_.steps;
-  r.warm_up = done_ == 0;
+  r.warm_up = done_ == first_;
   r.learning_rate = train_.learning_rate(r.step);
   r.model_flops = model_flops_;
   const auto index = static_cast<std::uint64_t>(done_);
-  r.result = session_.run(step_batches(tokens_, session_.run_settings(), index), index, train_.seed, observer);
+  r.result = session_.run(step_batches(tokens_, session_.run_settings(), index, session_.ranks().place().dp), index, train_.seed, observer);
   if (!std::isfinite(r.result.loss)) stop_not_finite(r, "loss", r.result.loss);
   UpdateSettings u{r.learning_rate, train_.beta1, train_.beta2, train_.eps, train_.weight_decay, train_.clip_grad, r.step};
   r.gradient_norm = session_.parameters().update(u);

@@ -18,6 +18,8 @@ public:
   // was; the weights are then those of the step before.
   StepRecord step(const Observer& observer = {});
   std::int64_t done() const { return done_; } // steps so far
+  // Goes on after `steps` steps, whose weights and moments the session holds already.
+  void resume(std::int64_t steps) { done_ = first_ = steps; }
   bool finished() const { return done_ >= train_.steps; }
 
 private:
@@ -25,7 +27,7 @@ private:
   const config::Train& train_;
   const Tokens& tokens_;
   Flops model_flops_ = 0; // a step
-  std::int64_t done_ = 0;
+  std::int64_t done_ = 0, first_ = 0; // steps; those done before this process
   double last_loss_ = 0;  // of step done_
 
   [[noreturn]] void stop_not_finite(const StepRecord& record, const char* what, double value) const;

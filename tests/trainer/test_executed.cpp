@@ -111,7 +111,7 @@ const std::vector<Change> kOthers{
 const std::set<std::string, std::less<>> kRanks{
     "gpus", "tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
     "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "expert_model_parallel_size",
-    "expert_tensor_parallel_size", "sequence_parallel", "cp_comm_type", "use_distributed_optimizer"};
+    "expert_tensor_parallel_size", "sequence_parallel", "cp_comm_type", "use_distributed_optimizer", "moe_imbalance"};
 
 const Change* find(const std::vector<Change>& changes, std::string_view key) {
   for (const Change& c : changes)

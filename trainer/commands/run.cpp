@@ -1,10 +1,15 @@
+#include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <memory>
+#include <optional>
 
 #include <fmt/format.h>
 
 #include "core/error.h"
 #include "trainer/atomic_file.h"
+#include "trainer/checkpoint/run_checkpoints.h"
+#include "trainer/comm/launch.h"
 #include "trainer/commands/commands.h"
 #include "trainer/data.h"
 #include "trainer/devices.h"
@@ -22,6 +27,9 @@ namespace {
 struct RunOptions : CommonOptions {
   std::string hf, export_hf;
   bool dry_run = false;
+  checkpoint::CheckpointOptions checkpoints;
+
+  void add_checkpoints_to(CLI::App& command);
 };
 
 void add_heading(report::Document& d, const Setup& s, const Device& device, const std::string& data) {
@@ -77,8 +85,21 @@ void add_outcome(report::Document& d, const std::vector<StepRecord>& steps, std:
            {"throughput", fmt::format("{:.0f} tokens/s", static_cast<double>(steps.back().result.tokens) / q.median)}});
 }
 
+// Under a launcher the number of ranks is a fact: `gpus`, unless --set says otherwise (and is then checked).
+std::vector<config::Setting> settings_of(const RunOptions& o, const World& world) {
+  std::vector<config::Setting> settings = o.settings;
+  const bool given = std::any_of(settings.begin(), settings.end(), [](const config::Setting& s) { return s.key == "gpus"; });
+  if (world.size() > 1 && !given) settings.push_back({"gpus", std::to_string(world.size()), "the launcher"});
+  if (world.size() > 1 && (!o.hf.empty() || !o.export_hf.empty()))
+    throw Error(ErrorCode::Usage, fmt::format("--hf and --export-hf work on one rank, but {} were started", world.size()));
+  return settings;
+}
+
 int run(const RunOptions& o) {
-  const Setup s = load_setup(o.config, o.settings);
+  std::signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of the write, with a message
+  World& world = this_world();
+  const bool first = world.rank() == 0;
+  const Setup s = load_setup(o.config, settings_of(o, world));
   std::unique_ptr<Device> device = make_device(o.device);
   const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq, s.profile.run.settings.packed);
   if (device->name() == "cpu")
@@ -88,21 +109,37 @@ int run(const RunOptions& o) {
     say(fmt::format("train.warmup_steps = {} of {} steps: the learning rate never reaches train.lr", s.train.warmup_steps, s.train.steps));
   if (o.dry_run) return dry_run(o, s, *device, tokens->describe());
 
+  const Ranks ranks(world, s.profile.run.parallel);
   hf::RunWeights weights(s.profile.model, o.hf, o.export_hf);
-  Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device));
+  Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device), &ranks);
   session.use(s.setting);
-  const Prediction predicted = predict(session.workload(), s.setting, session.program());
+  const Prediction predicted = predict(session.workload(), s.setting, session.program(), ranks.place().pp);
   const std::filesystem::path folder = o.output_folder();
-  write_atomically(folder / "config.yaml", resolved_yaml(s));
-  LineLog log(folder / "log.jsonl", false);
+  checkpoint::RunCheckpoints checkpoints(o.checkpoints, s, tokens->describe(), folder, say);
+  const std::int64_t resumed = checkpoints.open();
+  if (resumed >= s.train.steps) {
+    say(fmt::format("all {} steps are done: nothing to do (more with --steps)", s.train.steps));
+    return 0;
+  }
+  if (first) write_atomically(folder / "config.yaml", resolved_yaml(s));
+  if (resumed > 0) checkpoint::cut_log(folder / "log.jsonl", resumed);
+  std::optional<LineLog> log;
+  if (first) log.emplace(folder / "log.jsonl", resumed > 0);
   Progress progress;
   Training training(session, s.train, *tokens);
   weights.load_into(session.parameters());
+  checkpoints.restore(session);
+  training.resume(resumed);
   if (!weights.note().empty()) say(weights.note());
   std::vector<StepRecord> steps;
   Ledger::Peak peak;
   StepProfile timings(session);
-  while (!training.finished() && !interrupted()) {
+  auto stopped = [&] { // asked of any rank
+    double asked = interrupted();
+    ranks.world().sum_on_host({&asked, 1});
+    return asked > 0;
+  };
+  while (!training.finished() && !stopped()) {
     // Timing op by op makes an asynchronous device wait after each: there the last step alone is.
     const bool timed = !device->asynchronous() || training.done() + 1 == s.train.steps;
     steps.push_back(training.step(timed ? timings.observer() : Observer{}));
@@ -110,25 +147,46 @@ int run(const RunOptions& o) {
     steps.back().device_peak = device->peak();
     const StepRecord& r = steps.back();
     if (r.result.peak.bytes > peak.bytes) peak = r.result.peak;
-    log.write(step_json(r));
-    progress.show(step_line(r), training.finished());
+    if (log) log->write(step_json(r));
+    if (first) progress.show(step_line(r), training.finished());
+    checkpoints.after_step(session, training.done());
   }
-  progress.finish();
+  if (first) progress.finish();
+  checkpoints.finish(session, training.done());
   if (steps.empty()) throw Error(ErrorCode::Interrupted, "interrupted before the first step was done");
 
   weights.store_from(session.parameters(), s.profile.run.dtype);
   config::Profile profile = profile_identity(s, *device, session.workload().provider(), "run");
   profile.sets.push_back(measured_set(s, steps, peak, session.arena_bytes()));
   timings.add_rows(profile.sets.back());
-  write_atomically(folder / "profile.yaml", config::to_yaml(profile));
+  if (first) write_atomically(folder / "profile.yaml", config::to_yaml(profile));
   report::Document d;
   add_heading(d, s, *device, tokens->describe());
   add_outcome(d, steps, s.profile.model.vocab);
   add_comparison(d, predicted, peak, session.arena_bytes());
   d.line(fmt::format("Written: {0}/log.jsonl, {0}/config.yaml, {0}/profile.yaml", folder.string()));
   print(d);
-  if (interrupted()) throw Error(ErrorCode::Interrupted, fmt::format("interrupted after step {}", training.done()));
+  if (stopped())
+    throw Error(ErrorCode::Interrupted, fmt::format("interrupted after step {}", training.done()),
+                checkpoints.last_step() > 0 ? fmt::format("--resume goes on after step {}", checkpoints.last_step()) : "");
   return 0;
+}
+
+void RunOptions::add_checkpoints_to(CLI::App& command) {
+  auto writing = [this](auto set) {
+    return [this, set](const auto& value) {
+      set(value);
+      checkpoints.write = true;
+    };
+  };
+  command.add_option_function<std::string>("--checkpoint", writing([this](const std::string& v) { checkpoints.folder = v; }),
+                                           "folder of the checkpoints (OUTPUT/checkpoints if not given); writes one at the end and when interrupted");
+  command.add_option_function<std::int64_t>("--checkpoint-every", writing([this](std::int64_t v) { checkpoints.every = v; }), "and one every so many steps")
+      ->check(CLI::PositiveNumber);
+  command.add_option_function<std::int64_t>("--keep", writing([this](std::int64_t v) { checkpoints.keep = v; }), "keep the newest so many; all if not given")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--resume", checkpoints.resume, "go on from the newest whole checkpoint, or from a step or a path; to the same bits")
+      ->expected(0, 1)->default_str("latest");
 }
 
 } // namespace
@@ -139,6 +197,7 @@ Runner add_run(CLI::App& program) {
   options->add_to(*command);
   command->add_option("--hf", options->hf, "start from the weights of a Hugging Face checkpoint: a folder with config.json and safetensors");
   command->add_option("--export-hf", options->export_hf, "leave the weights as a Hugging Face checkpoint in this new folder");
+  options->add_checkpoints_to(*command);
   command->add_flag("--dry-run", options->dry_run, "only print what the step needs; ends 0 when it fits, 3 when it does not");
   return [options] { return run(*options); };
 }

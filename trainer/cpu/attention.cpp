@@ -4,7 +4,9 @@
 #include "reference/heads.h"
 #include "reference/mlp.h"
 #include "reference/norm.h"
+#include "trainer/cpu/context.h"
 #include "trainer/cpu/ops.h"
+#include "trainer/cpu/states.h"
 
 namespace gdn::trainer::cpu {
 
@@ -67,22 +69,24 @@ void head_norm_backward(const OpCall& c) {
 }
 
 // Tokens of the rank: rows of head-shaped operands.
-std::int64_t tokens_of(const OpCall& c) { return c.batch().sequences.back(); }
+std::int64_t tokens_of(const OpCall& c) { return c.local_sequences().back(); }
 
 reference::Rope rope_of(const OpCall& c, bool inverse) {
   const auto& a = c.attr<AttentionAttr>();
   return {a.head_dim, a.rotary_dim, a.theta, inverse};
 }
 void rope_forward(const OpCall& c) {
+  std::vector<std::int64_t> positions(c.local_positions().begin(), c.local_positions().end());
+  if (c.batch().states) positions = positions_of(*c.batch().states, c.batch().sequences);
   with_type(c.in(0).dtype, [&]<class T>() {
-    reference::rope<T>(rope_of(c, false), c.batch().sequences, {}, mat<T>(with_rows(c, c.in(0), tokens_of(c))),
+    reference::rope<T>(rope_of(c, false), c.local_sequences(), positions, mat<T>(with_rows(c, c.in(0), tokens_of(c))),
                        mat<T>(with_rows(c, c.out(0), tokens_of(c))));
   });
 }
 void rope_backward(const OpCall& c) {
   const View dy = c.d_out(0);
   with_type(dy.dtype, [&]<class T>() {
-    reference::rope<T>(rope_of(c, true), c.batch().sequences, {}, mat<T>(with_rows(c, dy, tokens_of(c))),
+    reference::rope<T>(rope_of(c, true), c.local_sequences(), c.local_positions(), mat<T>(with_rows(c, dy, tokens_of(c))),
                        grad<T>(with_rows(c, c.d_in(0), tokens_of(c))));
   });
 }
@@ -93,8 +97,16 @@ reference::AttentionShape shape_of(const OpCall& c) {
   if (!a.fused) throw Error(ErrorCode::Config, "unfused core attention is not executed", "gdnplan prices it; use fused attention");
   return {a.heads, a.kv_heads, a.head_dim, 0};
 }
+// Without an exchange of its own the op sees whole sequences, whoever brought them together.
+std::int64_t core_tokens(const OpCall& c) { return c.batch().sequences.back(); }
 void core_forward(const OpCall& c) {
-  const std::int64_t n = tokens_of(c);
+  if (!c.op().collectives.empty()) return gathered_attention_forward(c);
+  const std::int64_t n = core_tokens(c);
+  if (c.batch().states)
+    return with_type(c.in(0).dtype, [&]<class T>() {
+      attention_states<T>(*c.batch().states, shape_of(c), c.batch().sequences, mat<T>(with_rows(c, c.in(0), n)), mat<T>(with_rows(c, c.in(1), n)),
+                          mat<T>(with_rows(c, c.in(2), n)), mat<T>(with_rows(c, c.out(0), n)), values(c.out(1)));
+    });
   const reference::AttentionRows rows{c.batch().sequences, c.batch().sequences};
   with_type(c.in(0).dtype, [&]<class T>() {
     reference::attention_forward<T>(shape_of(c), rows, mat<T>(with_rows(c, c.in(0), n)), mat<T>(with_rows(c, c.in(1), n)),
@@ -102,7 +114,8 @@ void core_forward(const OpCall& c) {
   });
 }
 void core_backward(const OpCall& c) {
-  const std::int64_t n = tokens_of(c);
+  if (!c.op().collectives.empty()) return gathered_attention_backward(c);
+  const std::int64_t n = core_tokens(c);
   const reference::AttentionRows rows{c.batch().sequences, c.batch().sequences};
   with_type(c.in(0).dtype, [&]<class T>() {
     reference::AttentionBackward<T> p;
@@ -140,7 +153,7 @@ void gate_backward(const OpCall& c) {
 const Entry kOps[] = {
     {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward, head_norm_scratch}},
     {model::OpKind::Rope, {rope_forward, rope_backward}},
-    {model::OpKind::CoreAttention, {core_forward, core_backward}},
+    {model::OpKind::CoreAttention, {core_forward, core_backward, gathered_attention_scratch}},
     {model::OpKind::OutputGate, {gate_forward, gate_backward}},
 };
 

@@ -36,7 +36,8 @@ std::string_view refusal(const model::Op& op) {
   const std::string_view kind = cpu::functions_of(op.kind).reason;
   if (!kind.empty()) return kind;
   if (!cpu::functions_of(op.kind).forward) return "no function is registered for it";
-  if (!op.collectives.empty()) return "collectives need more than one rank";
+  if (op.kind == model::OpKind::CoreAttention && !op.collectives.empty() && op.collectives[0].kind != model::CollectiveKind::AllGather)
+    return "attention over context-parallel ranks gathers keys and values: cp_comm_type all_gather";
   if (const auto* a = std::get_if<model::GdnAttr>(&op.attr); a && a->deterministic)
     return "the plain-PyTorch form of deterministic mode is priced, not executed; every kernel here is deterministic";
   if (const auto* a = std::get_if<model::AttentionAttr>(&op.attr); a && !a->fused)

@@ -5,7 +5,8 @@
 #include "reference/linear.h"
 #include "reference/loss.h"
 #include "reference/mlp.h"
-#include "trainer/cpu/ops.h"
+#include "trainer/cpu/collectives.h"
+#include "trainer/cpu/vocabulary.h"
 
 namespace gdn::trainer::cpu {
 
@@ -28,10 +29,12 @@ void data_forward(const OpCall& c) {
   const auto from = labels ? c.batch().labels : c.batch().ids;
   const std::int64_t shift = name.rfind("mtp", 0) == 0 ? std::stoll(name.substr(3)) + 1 : 0;
   const auto to = ids_of(c.out(0));
-  const auto sequences = c.batch().sequences;
+  const auto sequences = c.batch().sequences, local = c.local_sequences(), positions = c.local_positions();
   for (size_t s = 0; s + 1 < sequences.size(); ++s)
-    for (std::int64_t t = sequences[s]; t < sequences[s + 1]; ++t)
-      to[static_cast<size_t>(t)] = t + shift < sequences[s + 1] ? from[static_cast<size_t>(t + shift)] : labels ? kIgnoreLabel : 0;
+    for (std::int64_t i = local[s]; i < local[s + 1]; ++i) {
+      const std::int64_t t = (positions.empty() ? i : sequences[s] + positions[static_cast<size_t>(i)]) + shift;
+      to[static_cast<size_t>(i)] = t < sequences[s + 1] ? from[static_cast<size_t>(t)] : labels ? kIgnoreLabel : 0;
+    }
 }
 
 // inputs ids [N]; output y [N, h]; parameter [rows of the table, h].
@@ -42,17 +45,55 @@ View table(const OpCall& c, View whole) {
   return whole;
 }
 std::int64_t table_elements(const OpCall& c) { return c.op().params[0].elements; }
+// Over TP ranks every rank holds rows of the table: outputs are sums; with sequence parallelism a rank keeps
+// its rows of them, and gathers their gradient.
+struct Vocabulary {
+  std::int64_t tp = 1, first = 0, rows = 0;
+  bool rows_divided = false;
+  Vocabulary(const model::OpList& list, const model::Op& op) {
+    if (op.collectives.empty()) return;
+    tp = op.collectives[0].ranks;
+    rows_divided = list.tensor(op.outputs[0]).rows() < list.tensor(op.inputs[0]).rows();
+  }
+  void place(const OpCall& c, std::int64_t rows_here) {
+    rows = rows_here;
+    if (tp > 1) first = c.group(Group::Tp).rank() * rows;
+  }
+};
+Bytes embedding_scratch(const model::OpList& list, const model::Op& op, int) {
+  const Vocabulary v(list, op);
+  return v.rows_divided ? round_up(list.tensor(op.outputs[0]).bytes() * v.tp, 8) : 0;
+}
 void embedding_forward(const OpCall& c) {
-  const View y = c.out(0);
+  const View y = c.out(0), rows = table(c, c.param(0, 1, table_elements(c)));
+  Vocabulary v(c.list(), c.op());
+  v.place(c, rows.rows);
+  View whole = y;
+  if (v.rows_divided) {
+    std::span<std::byte> scratch = c.scratch(embedding_scratch(c.list(), c.op(), -1));
+    whole = take(scratch, y.dtype, y.rows * v.tp, y.cols);
+  }
   with_type(y.dtype, [&]<class T>() {
-    reference::embedding_forward<T>(ids_of(c.in(0)), mat<T>(table(c, c.param(0, 1, table_elements(c)))), mat<T>(y));
+    reference::embedding_forward<T>(ids_of(c.in(0)), mat<T>(rows), mat<T>(whole), v.first, v.rows * v.tp);
   });
+  if (v.rows_divided) scatter_sum(c.group(Group::Tp), whole, {y, false});
+  else if (v.tp > 1) reduce(c.group(Group::Tp), y);
 }
 void embedding_backward(const OpCall& c) {
-  const View dy = c.d_out(0);
+  View dy = c.d_out(0);
   const auto ids = ids_of(c.in(0));
-  if (View dtable = c.param_grad(0, 1, table_elements(c)))
-    with_type(dy.dtype, [&]<class T>() { reference::embedding_backward<T>(ids, mat<T>(dy), mat<Acc<T>>(table(c, dtable))); });
+  Vocabulary v(c.list(), c.op());
+  if (v.rows_divided) {
+    std::span<std::byte> scratch = c.scratch(embedding_scratch(c.list(), c.op(), c.step()));
+    const View all = take(scratch, dy.dtype, dy.rows * v.tp, dy.cols);
+    gather_rows(c.group(Group::Tp), dy, all);
+    dy = all;
+  }
+  if (View dtable = c.param_grad(0, 1, table_elements(c))) {
+    const View rows = table(c, dtable);
+    v.place(c, rows.rows);
+    with_type(dy.dtype, [&]<class T>() { reference::embedding_backward<T>(ids, mat<T>(dy), mat<Acc<T>>(rows), v.first); });
+  }
 }
 
 // Inputs side by side, or one below the other where they are as wide as the output.
@@ -91,6 +132,7 @@ View row_of(View v, std::int64_t i) {
 
 // inputs logits [N, V], labels [N]; outputs loss [N] and what attr.form keeps.
 void cross_entropy_forward(const OpCall& c) {
+  if (!c.op().collectives.empty()) return divided_cross_entropy_forward(c);
   const View logits = c.in(0), loss = c.out(0);
   const auto labels = ids_of(c.in(1));
   const LossForm form = c.attr<LossAttr>().form;
@@ -117,6 +159,7 @@ void cross_entropy_forward(const OpCall& c) {
 }
 
 void cross_entropy_backward(const OpCall& c) {
+  if (!c.op().collectives.empty() && c.attr<LossAttr>().form == LossForm::Logits) return divided_cross_entropy_backward(c);
   const View dloss = c.d_out(0);
   const GradView dlogits = c.d_in(0);
   const LossForm form = c.attr<LossAttr>().form;
@@ -150,7 +193,8 @@ std::int64_t chunk_rows(const model::OpList& list, const model::Op& op) {
   const std::int64_t rows = list.tensor(op.inputs[0]).rows(), chunk = std::get<LossAttr>(op.attr).chunk;
   return chunk > 0 ? std::min(chunk, rows) : rows;
 }
-Bytes chunk_scratch(const model::OpList& list, const model::Op& op, int) {
+Bytes chunk_scratch(const model::OpList& list, const model::Op& op, int step) {
+  if (!op.collectives.empty()) return divided_loss_scratch(list, op, step);
   return chunk_rows(list, op) * std::get<LossAttr>(op.attr).vocab * size_of(list.tensor(op.inputs[0]).dtype);
 }
 
@@ -168,6 +212,7 @@ template <class F> void for_chunks(const OpCall& c, View x, F&& f) {
 
 // inputs x [N, h], labels; outputs loss, log-sum-exp [N]; parameter [V, h].
 void chunked_forward(const OpCall& c) {
+  if (!c.op().collectives.empty()) return divided_linear_cross_entropy_forward(c);
   const auto labels = ids_of(c.in(1));
   const View x = c.in(0), loss = c.out(0), lse = c.out(1);
   for_chunks(c, x, [&](std::int64_t first, View, View logits, View) {
@@ -179,6 +224,7 @@ void chunked_forward(const OpCall& c) {
   });
 }
 void chunked_backward(const OpCall& c) {
+  if (!c.op().collectives.empty()) return divided_linear_cross_entropy_backward(c);
   const auto labels = ids_of(c.in(1));
   const View x = c.in(0), dloss = c.d_out(0), lse = c.out(1);
   const GradView dx = c.d_in(0);
@@ -228,9 +274,9 @@ void loss_sum_backward(const OpCall& c) {
 
 const Entry kOps[] = {
     {model::OpKind::Data, {data_forward, nullptr}},
-    {model::OpKind::Embedding, {embedding_forward, embedding_backward}},
+    {model::OpKind::Embedding, {embedding_forward, embedding_backward, embedding_scratch}},
     {model::OpKind::Concat, {concat_forward, concat_backward}},
-    {model::OpKind::CrossEntropy, {cross_entropy_forward, cross_entropy_backward}},
+    {model::OpKind::CrossEntropy, {cross_entropy_forward, cross_entropy_backward, divided_loss_scratch}},
     {model::OpKind::LinearCrossEntropy, {chunked_forward, chunked_backward, chunk_scratch}},
     {model::OpKind::LossSum, {loss_sum_forward, loss_sum_backward}},
 };

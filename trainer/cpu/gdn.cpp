@@ -1,3 +1,5 @@
+#include <optional>
+
 #include "reference/conv.h"
 #include "reference/gates.h"
 #include "reference/heads.h"
@@ -5,7 +7,9 @@
 #include "reference/mlp.h"
 #include "reference/norm.h"
 #include "reference/rule.h"
+#include "trainer/cpu/context.h"
 #include "trainer/cpu/ops.h"
+#include "trainer/cpu/states.h"
 
 namespace gdn::trainer::cpu {
 
@@ -13,25 +17,48 @@ using model::GdnAttr;
 
 namespace {
 
+// Channels of this rank's heads in the sections q, k, v.
+std::vector<std::int64_t> channels_of(const GdnAttr& a) { return {a.key_heads * a.key_dim, a.key_heads * a.key_dim, a.value_heads * a.value_dim}; }
+
 // inputs qkv [R, C]; outputs conv [R, C]; parameters weight [C, taps], bias [C].
+struct ConvParams {
+  std::span<std::byte> scratch;
+  HeadSlice weight;
+  std::optional<HeadSlice> bias;
+  explicit ConvParams(const OpCall& c);
+  View bias_value() const { return bias ? bias->value() : View{}; }
+};
+Bytes conv_scratch(const model::OpList& list, const model::Op& op, int step) {
+  const std::int64_t channels = list.tensor(op.inputs[0]).cols();
+  Bytes bytes = HeadSlice::scratch_bytes(op, 0, channels, std::get<GdnAttr>(op.attr).kernel, step);
+  if (op.params.size() > 1) bytes += HeadSlice::scratch_bytes(op, 1, channels, 1, step);
+  return bytes;
+}
+std::span<std::byte> scratch_of(const OpCall& c, Bytes bytes) { return bytes > 0 ? c.scratch(bytes) : std::span<std::byte>(); }
+ConvParams::ConvParams(const OpCall& c)
+    : scratch(scratch_of(c, conv_scratch(c.list(), c.op(), c.step()))), weight(c, 0, channels_of(c.attr<GdnAttr>()), c.attr<GdnAttr>().kernel, scratch) {
+  if (c.op().params.size() > 1) bias.emplace(c, 1, channels_of(c.attr<GdnAttr>()), 1, scratch);
+}
 template <reference::Activation A> void conv_forward(const OpCall& c) {
   const View x = c.in(0);
-  const View bias = c.op().params.size() > 1 ? c.param(1, 1, x.cols) : View{};
+  const ConvParams p(c);
   with_type(x.dtype, [&]<class T>() {
-    reference::conv_forward<T>(A, c.batch().sequences, mat<T>(x), values(c.param(0, x.cols, c.attr<GdnAttr>().kernel)),
-                               values(bias), mat<T>(c.out(0)));
+    if (c.batch().states)
+      return conv_states<T>(*c.batch().states, A, c.batch().sequences, mat<T>(x), values(p.weight.value()), values(as_row(p.bias_value())),
+                            mat<T>(c.out(0)));
+    reference::conv_forward<T>(A, c.batch().sequences, mat<T>(x), values(p.weight.value()), values(as_row(p.bias_value())), mat<T>(c.out(0)));
   });
 }
 template <reference::Activation A> void conv_backward(const OpCall& c) {
   const View x = c.in(0);
-  const bool has_bias = c.op().params.size() > 1;
-  const std::int64_t taps = c.attr<GdnAttr>().kernel;
+  ConvParams p(c);
+  const View dw = p.weight.gradient(), db = p.bias ? p.bias->gradient() : View{};
   with_type(x.dtype, [&]<class T>() {
-    reference::conv_backward<T>(A, c.batch().sequences, mat<T>(x), values(c.param(0, x.cols, taps)),
-                                values(has_bias ? c.param(1, 1, x.cols) : View{}), mat<T>(c.d_out(0)), grad<T>(c.d_in(0)),
-                                values(c.param_grad(0, x.cols, taps)),
-                                values(has_bias ? c.param_grad(1, 1, x.cols) : View{}));
+    reference::conv_backward<T>(A, c.batch().sequences, mat<T>(x), values(p.weight.value()), values(as_row(p.bias_value())), mat<T>(c.d_out(0)),
+                                grad<T>(c.d_in(0)), values(dw), values(as_row(db)));
   });
+  p.weight.finish();
+  if (p.bias) p.bias->finish();
 }
 
 void silu_forward(const OpCall& c) {
@@ -77,25 +104,35 @@ void expand_backward(const OpCall& c) {
 }
 
 // inputs beta logits, alpha [R, Hv]; outputs g, beta; parameters A_log, dt_bias.
+Bytes gate_scratch(const model::OpList&, const model::Op& op, int step) {
+  const std::int64_t heads = std::get<GdnAttr>(op.attr).value_heads;
+  return HeadSlice::scratch_bytes(op, 0, heads, 1, step) + HeadSlice::scratch_bytes(op, 1, heads, 1, step);
+}
 void gates_forward(const OpCall& c) {
   const std::int64_t heads = c.attr<GdnAttr>().value_heads;
-  reference::gates_forward(values(c.in(1)), values(c.in(0)), values(c.param(0, 1, heads)), values(c.param(1, 1, heads)),
+  std::span<std::byte> scratch = scratch_of(c, gate_scratch(c.list(), c.op(), -1));
+  const HeadSlice a_log(c, 0, {heads}, 1, scratch), dt_bias(c, 1, {heads}, 1, scratch);
+  reference::gates_forward(values(c.in(1)), values(c.in(0)), values(as_row(a_log.value())), values(as_row(dt_bias.value())),
                            c.attr<GdnAttr>().negative_eigenvalues, values(c.out(0)), values(c.out(1)));
 }
 void gates_backward(const OpCall& c) {
   const std::int64_t heads = c.attr<GdnAttr>().value_heads;
+  std::span<std::byte> scratch = scratch_of(c, gate_scratch(c.list(), c.op(), c.step()));
+  HeadSlice a_log(c, 0, {heads}, 1, scratch), dt_bias(c, 1, {heads}, 1, scratch);
   reference::GatesBackward p;
   p.b = values(c.in(0));
   p.alpha = values(c.in(1));
-  p.a_log = values(c.param(0, 1, heads));
-  p.dt_bias = values(c.param(1, 1, heads));
+  p.a_log = values(as_row(a_log.value()));
+  p.dt_bias = values(as_row(dt_bias.value()));
   p.dg = values(c.d_out(0));
   p.dbeta = values(c.d_out(1));
   p.db = values_grad(c.d_in(0));
   p.dalpha = values_grad(c.d_in(1));
-  p.da_log = values(c.param_grad(0, 1, heads));
-  p.ddt_bias = values(c.param_grad(1, 1, heads));
+  p.da_log = values(as_row(a_log.gradient()));
+  p.ddt_bias = values(as_row(dt_bias.gradient()));
   reference::gates_backward(p, c.attr<GdnAttr>().negative_eigenvalues);
+  a_log.finish();
+  dt_bias.finish();
 }
 
 reference::RuleShape shape_of(const model::OpList& list, const model::Op& op) {
@@ -137,6 +174,7 @@ void rule_forward(const OpCall& c) {
       p.q_rstd = values(c.out(5));
       p.k_rstd = values(c.out(6));
     }
+    if (c.batch().states) return rule_states<T>(*c.batch().states, shape, c.batch().sequences, p);
     reference::rule_chunk_forward<T>(shape, c.batch().sequences, p);
   });
 }
@@ -193,12 +231,12 @@ void gated_norm_backward(const OpCall& c) {
 
 using reference::Activation;
 const Entry kOps[] = {
-    {model::OpKind::ConvSilu, {conv_forward<Activation::Silu>, conv_backward<Activation::Silu>}},
-    {model::OpKind::Conv, {conv_forward<Activation::None>, conv_backward<Activation::None>}},
+    {model::OpKind::ConvSilu, {conv_forward<Activation::Silu>, conv_backward<Activation::Silu>, conv_scratch}},
+    {model::OpKind::Conv, {conv_forward<Activation::None>, conv_backward<Activation::None>, conv_scratch}},
     {model::OpKind::Silu, {silu_forward, silu_backward}},
     {model::OpKind::L2Norm, {l2norm_forward, l2norm_backward}},
     {model::OpKind::ExpandHeads, {expand_forward, expand_backward}},
-    {model::OpKind::Gates, {gates_forward, gates_backward}},
+    {model::OpKind::Gates, {gates_forward, gates_backward, gate_scratch}},
     {model::OpKind::Rule, {rule_forward, rule_backward, rule_scratch}},
     {model::OpKind::GatedNorm, {gated_norm_forward, gated_norm_backward}},
 };

@@ -3,7 +3,9 @@
 #include "reference/gates.h"
 #include "reference/gdn2.h"
 #include "reference/heads.h"
+#include "trainer/cpu/context.h"
 #include "trainer/cpu/ops.h"
+#include "trainer/cpu/states.h"
 
 namespace gdn::trainer::cpu {
 
@@ -24,34 +26,44 @@ struct Widths {
     repeat = list.tensor(op.outputs[0]).cols() / keys;
   }
 };
-Bytes gates_scratch(const model::OpList& list, const model::Op& op, int) {
+// One gate at Hk heads, and one in the storage type; then this rank's part of A_log and dt_bias.
+Bytes narrow_bytes(const Widths& w) { return round_up(2 * w.rows * w.keys * size_of(w.gate), 8); }
+Bytes gates_scratch(const model::OpList& list, const model::Op& op, int step) {
   const Widths w(list, op);
-  return 2 * w.rows * w.keys * size_of(w.gate); // one gate at Hk heads; the other in the storage type
+  return narrow_bytes(w) + HeadSlice::scratch_bytes(op, 0, w.keys / w.dk, 1, step) + HeadSlice::scratch_bytes(op, 1, w.keys, 1, step);
 }
-View scratch_view(const OpCall& c, int which, DType dtype) {
-  const Widths w(c.list(), c.op());
-  std::byte* at = c.scratch(gates_scratch(c.list(), c.op(), c.step())).data() + which * w.rows * w.keys * size_of(w.gate);
-  return {at, dtype, w.rows, w.keys, w.keys};
-}
-
+struct GateMemory {
+  std::span<std::byte> narrow, rest;
+  View decay, erase;
+  HeadSlice a_log, dt_bias;
+  GateMemory(const OpCall& c, const Widths& w)
+      : narrow(c.scratch(gates_scratch(c.list(), c.op(), c.step()))), rest(narrow.subspan(static_cast<size_t>(narrow_bytes(w)))),
+        decay{narrow.data(), w.gate, w.rows, w.keys, w.keys},
+        erase{narrow.data() + w.rows * w.keys * size_of(w.gate), c.list().tensor(c.op().inputs[0]).dtype, w.rows, w.keys, w.keys},
+        a_log(c, 0, {w.keys / w.dk}, 1, rest), dt_bias(c, 1, {w.keys}, 1, rest) {}
+};
 // inputs f, b [R, Hk dk], w [R, Hv dv]; outputs g fp32, b [R, Hv dk], w; parameters A_log [Hk], dt_bias [Hk dk].
 void gates_forward(const OpCall& c) {
   const Widths s(c.list(), c.op());
-  const View f = c.in(0), decay = scratch_view(c, 0, s.gate), erase = scratch_view(c, 1, f.dtype);
-  reference::decay_forward(s.dk, values(f), values(c.param(0, 1, s.keys / s.dk)), values(c.param(1, 1, s.keys)), values(decay));
-  with_type(s.gate, [&]<class T>() { reference::repeat_heads_forward<T>(s.dk, s.repeat, mat<T>(decay), mat<T>(c.out(0))); });
-  reference::sigmoid_forward(values(c.in(1)), values(erase));
-  with_type(f.dtype, [&]<class T>() { reference::repeat_heads_forward<T>(s.dk, s.repeat, mat<T>(erase), mat<T>(c.out(1))); });
+  const View f = c.in(0);
+  const GateMemory m(c, s);
+  reference::decay_forward(s.dk, values(f), values(as_row(m.a_log.value())), values(as_row(m.dt_bias.value())), values(m.decay));
+  with_type(s.gate, [&]<class T>() { reference::repeat_heads_forward<T>(s.dk, s.repeat, mat<T>(m.decay), mat<T>(c.out(0))); });
+  reference::sigmoid_forward(values(c.in(1)), values(m.erase));
+  with_type(f.dtype, [&]<class T>() { reference::repeat_heads_forward<T>(s.dk, s.repeat, mat<T>(m.erase), mat<T>(c.out(1))); });
   reference::sigmoid_forward(values(c.in(2)), values(c.out(2)));
 }
 void gates_backward(const OpCall& c) {
   const Widths s(c.list(), c.op());
-  const View f = c.in(0), decay = scratch_view(c, 0, s.gate), erase = scratch_view(c, 1, f.dtype);
-  with_type(s.gate, [&]<class T>() { reference::repeat_heads_backward<T>(s.dk, s.repeat, mat<T>(c.d_out(0)), mat<T>(decay)); });
-  reference::decay_backward(s.dk, values(f), values(c.param(0, 1, s.keys / s.dk)), values(c.param(1, 1, s.keys)), values(decay),
-                            values_grad(c.d_in(0)), values(c.param_grad(0, 1, s.keys / s.dk)), values(c.param_grad(1, 1, s.keys)));
-  with_type(f.dtype, [&]<class T>() { reference::repeat_heads_backward<T>(s.dk, s.repeat, mat<T>(c.d_out(1)), mat<T>(erase)); });
-  reference::sigmoid_backward(values(c.in(1)), values(erase), values_grad(c.d_in(1)));
+  const View f = c.in(0);
+  GateMemory m(c, s);
+  with_type(s.gate, [&]<class T>() { reference::repeat_heads_backward<T>(s.dk, s.repeat, mat<T>(c.d_out(0)), mat<T>(m.decay)); });
+  reference::decay_backward(s.dk, values(f), values(as_row(m.a_log.value())), values(as_row(m.dt_bias.value())), values(m.decay),
+                            values_grad(c.d_in(0)), values(as_row(m.a_log.gradient())), values(as_row(m.dt_bias.gradient())));
+  m.a_log.finish();
+  m.dt_bias.finish();
+  with_type(f.dtype, [&]<class T>() { reference::repeat_heads_backward<T>(s.dk, s.repeat, mat<T>(c.d_out(1)), mat<T>(m.erase)); });
+  reference::sigmoid_backward(values(c.in(1)), values(m.erase), values_grad(c.d_in(1)));
   reference::sigmoid_backward(values(c.in(2)), values(c.d_out(2)), values_grad(c.d_in(2)));
 }
 
@@ -123,6 +135,7 @@ void rule_forward(const OpCall& c) {
     p.w = mat<T>(c.in(5));
     p.o = mat<T>(c.out(0));
     if (!parts.grouped) p.g_cum = values(c.out(1));
+    if (c.batch().states) return gdn2_states<T>(*c.batch().states, parts.shape, c.batch().sequences, p);
     reference::gdn2_forward<T>(parts.shape, c.batch().sequences, p);
   });
 }

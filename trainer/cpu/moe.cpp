@@ -8,7 +8,7 @@
 #include "reference/mlp.h"
 #include "reference/moe.h"
 #include "reference/permute.h"
-#include "trainer/cpu/ops.h"
+#include "trainer/cpu/experts.h"
 #include "trainer/cpu/routing.h"
 
 namespace gdn::trainer::cpu {
@@ -35,19 +35,23 @@ std::vector<std::int64_t> counts_of(const MoeAttr& a, ConstValues index) { retur
 // inputs logits [T, E]; outputs probs, map [T, E], scores, top indices twice, scores of the auxiliary loss.
 void router_forward(const OpCall& c) {
   const auto& a = c.attr<MoeAttr>();
-  const reference::Router r = router_of(a);
   const View logits = c.in(0), scores = c.out(2), index = c.out(3);
   View weight = scores;
   if (!keeps_chosen(a)) {
     std::span<std::byte> scratch = c.scratch(router_scratch(c.list(), c.op(), -1));
     weight = {scratch.data(), scores.dtype, logits.rows, a.top_k, a.top_k};
   }
-  const Values all = !keeps_chosen(a) ? values(scores) : a.aux_coeff > 0 ? values(c.out(5)) : Values();
-  reference::route_forward(r, values(logits), values(index), values(weight), all);
+  const View all = !keeps_chosen(a) ? scores : a.aux_coeff > 0 ? c.out(5) : View{};
+  route_tokens(c, logits, index, weight, all);
   reference::dense_from_slots(values(index), values(weight), values(c.out(0)), values(c.out(1)));
   reference::convert(values(index), values(c.out(4)));
   if (a.aux_coeff > 0 && !keeps_chosen(a)) reference::convert(values(scores), values(c.out(5)));
-  add_routing_totals(c, values(logits), counts_of(a, values(index)));
+  // Slots of all ranks that share the tokens are host data of the stack itself, as its rows per expert are.
+  std::vector<std::int64_t>& counts = c.host_table(c.op_index());
+  counts = counts_of(a, values(index));
+  for (const model::Collective& sum : c.op().collectives)
+    c.group(sum.group).all_reduce(reinterpret_cast<std::byte*>(counts.data()), static_cast<std::int64_t>(counts.size()), DType::Int64);
+  add_routing_totals(c, values(logits), counts);
 }
 
 // From the kept scores, not the logits. For one token, w the weights, s the scores, chosen j:
@@ -81,10 +85,11 @@ void router_backward(const OpCall& c) {
   const ConstValues aux = a.aux_coeff > 0 ? ConstValues(values(c.out(5))) : ConstValues();
   c.out(4); // the indices of the scatter, equal to those of the choice
   const reference::ValuesGrad dlogits = values_grad(c.d_in(0));
-  const std::int64_t n = index.rows;
-  const auto counts = counts_of(a, index);
+  const std::int64_t n = index.rows, all = n * token_shards(c);
+  std::vector<std::int64_t>& counts = c.host_table(c.op_index());
+  if (counts.empty()) counts = counts_of(a, index); // a step run without its forward
   const double balance = a.aux_coeff * static_cast<double>(a.experts) /
-                         (static_cast<double>(a.top_k) * static_cast<double>(n) * static_cast<double>(n)) * c.context().aux_scale;
+                         (static_cast<double>(a.top_k) * static_cast<double>(all) * static_cast<double>(all)) * c.context().aux_scale;
   std::vector<double> row(static_cast<size_t>(a.experts));
   for (std::int64_t t = 0; t < n; ++t) {
     std::fill(row.begin(), row.end(), 0.0);
@@ -100,7 +105,7 @@ void router_backward(const OpCall& c) {
   if (a.z_coeff > 0) {
     reference::ValuesGrad more = dlogits;
     more.write = Write::Accumulate;
-    reference::z_loss_backward(a.z_coeff, values(c.in(0)), c.context().aux_scale, more);
+    reference::z_loss_backward(a.z_coeff, values(c.in(0)), c.context().aux_scale / static_cast<double>(token_shards(c)), more);
   }
 }
 
@@ -153,10 +158,10 @@ Slots load_map(const OpCall& c, ConstValues map, std::int64_t rows, const std::v
 }
 
 // Rows per expert are host data of the stack itself (its grouped GEMM takes host sizes): the op that
-// permutes leaves them, the ops on its rows find them.
-int permute_op(const OpCall& c) {
-  int at = c.op_index();
-  while (at >= 0 && c.list().ops[static_cast<size_t>(at)].kind != model::OpKind::Permute)
+// permutes or dispatches them leaves them, the ops on its rows find them.
+int maker_of_rows(const OpCall& c, std::initializer_list<model::OpKind> kinds, int from) {
+  int at = from;
+  while (at >= 0 && std::find(kinds.begin(), kinds.end(), c.list().ops[static_cast<size_t>(at)].kind) == kinds.end())
     at = c.list().producer(c.list().ops[static_cast<size_t>(at)].inputs.at(0));
   if (at < 0) throw Error(ErrorCode::Internal, fmt::format("{}: its rows come from no permutation", c.name()));
   return at;
@@ -212,24 +217,69 @@ void unpermute_backward(const OpCall& c) {
   with_type(dy.dtype, [&]<class T>() { reference::combine_backward<T>(p, top_k_of(c), {}, {}, mat<T>(dy), grad<T>(drows), {}); });
 }
 
-// On one expert rank the rows are where they must be: exchanges copy.
-void exchange_forward(const OpCall& c) {
-  for (size_t i = 0; i < c.op().inputs.size(); ++i)
-    with_type(c.in(i).dtype, [&]<class T>() { reference::copy<T>(mat<T>(c.in(i)), mat<T>(c.out(i))); });
+// Dispatch: inputs rows, prob at home (native: and the first row of every expert); outputs rows, prob at the
+// experts (native: and offsets, counts). Combine: input rows at the experts (native: and both sizes), output
+// rows at home.
+bool on_device(const OpCall& c) { return c.op().inputs.size() > (c.op().kind == model::OpKind::Dispatch ? 2u : 1u); }
+
+std::vector<std::int64_t> numbers(ConstValues v) {
+  std::vector<std::int64_t> out;
+  for (std::int64_t i = 0; i < v.rows; ++i)
+    for (std::int64_t j = 0; j < v.cols; ++j) out.push_back(static_cast<std::int64_t>(v.get(i, j)));
+  return out;
 }
-void exchange_backward(const OpCall& c) {
-  for (size_t i = 0; i < c.op().inputs.size(); ++i) {
-    const View dy = c.d_out(i);
-    with_type(dy.dtype, [&]<class T>() { reference::copy<T>(mat<T>(dy), grad<T>(c.d_in(i))); });
+void store_numbers(const std::vector<std::int64_t>& from, Values to) {
+  for (std::int64_t i = 0; i < to.rows; ++i)
+    for (std::int64_t j = 0; j < to.cols; ++j) to.set(i, j, static_cast<double>(from[static_cast<size_t>(i * to.cols + j)]));
+}
+
+// Stack megatron keeps [first row of every local expert, counts] of a dispatch on the host.
+ExpertRoutes known_routes(const OpCall& c) {
+  if (on_device(c)) {
+    const bool dispatch = c.op().kind == model::OpKind::Dispatch;
+    return ExpertRoutes(c, numbers(values(c.in(dispatch ? 2 : 1))), numbers(values(dispatch ? c.out(3) : c.in(2))));
   }
+  const int dispatch = maker_of_rows(c, {model::OpKind::Dispatch}, c.op_index());
+  const auto& table = c.host_table(dispatch);
+  const int home = maker_of_rows(c, {model::OpKind::Permute}, dispatch);
+  return ExpertRoutes(c, c.host_table(home), {table.begin() + c.attr<MoeAttr>().local_experts + 1, table.end()});
 }
+Bytes exchange_scratch(const model::OpList& list, const model::Op& op, int) {
+  const model::Tensor &in = list.tensor(op.inputs[0]), &out = list.tensor(op.outputs[0]);
+  const bool dispatch = op.kind == model::OpKind::Dispatch;
+  return ExpertRoutes::scratch_bytes(op, dispatch ? in.rows() : out.rows(), dispatch ? out.rows() : in.rows(), in.cols(), in.dtype);
+}
+std::span<std::byte> exchange_memory(const OpCall& c) { return c.scratch(exchange_scratch(c.list(), c.op(), c.step())); }
+
+void dispatch_forward(const OpCall& c) {
+  const ExpertRoutes routes(c, on_device(c) ? numbers(values(c.in(2))) : c.host_table(maker_of_rows(c, {model::OpKind::Permute}, c.op_index())));
+  routes.require(c.out(0).rows);
+  if (on_device(c)) {
+    store_numbers(routes.groups(), values(c.out(2)));
+    store_numbers(routes.counts(), values(c.out(3)));
+  } else {
+    std::vector<std::int64_t>& table = c.host_table(c.op_index());
+    table = routes.groups();
+    table.insert(table.end(), routes.counts().begin(), routes.counts().end());
+  }
+  for (size_t i = 0; i < 2; ++i) routes.out(c.in(i), {c.out(i), false}, exchange_memory(c));
+}
+void dispatch_backward(const OpCall& c) {
+  const ExpertRoutes routes = known_routes(c);
+  for (size_t i = 0; i < 2; ++i) routes.back(c.d_out(i), c.d_in(i), exchange_memory(c));
+}
+void combine_forward(const OpCall& c) { known_routes(c).back(c.in(0), {c.out(0), false}, exchange_memory(c)); }
+void combine_backward(const OpCall& c) { known_routes(c).out(c.d_out(0), c.d_in(0), exchange_memory(c)); }
 
 // -------------------------------------------------------------------------------- experts ----
 
 // First row of every expert, and the end: a tensor in stack native, host data in stack megatron. Rows past
 // the end are planned but unused.
 std::vector<std::int64_t> groups_of(const OpCall& c) {
-  if (c.op().inputs.size() < 2) return c.host_table(permute_op(c));
+  if (c.op().inputs.size() < 2) {
+    const auto& table = c.host_table(maker_of_rows(c, {model::OpKind::Permute, model::OpKind::Dispatch}, c.op_index()));
+    return {table.begin(), table.begin() + c.attr<MoeAttr>().local_experts + 1};
+  }
   const ConstValues offsets = values(c.in(1));
   std::vector<std::int64_t> groups;
   for (std::int64_t i = 0; i < offsets.rows; ++i) groups.push_back(static_cast<std::int64_t>(offsets.get(i, 0)));
@@ -300,10 +350,10 @@ void gate_backward(const OpCall& c) {
 const Entry kOps[] = {
     {model::OpKind::Router, {router_forward, router_backward, router_scratch}},
     {model::OpKind::Permute, {permute_forward, permute_backward}},
-    {model::OpKind::Dispatch, {exchange_forward, exchange_backward}},
+    {model::OpKind::Dispatch, {dispatch_forward, dispatch_backward, exchange_scratch}},
     {model::OpKind::GroupedLinear, {grouped_forward, grouped_backward}},
     {model::OpKind::SwiGluProb, {swiglu_forward<true>, swiglu_backward<true>}},
-    {model::OpKind::CombineDispatch, {exchange_forward, exchange_backward}},
+    {model::OpKind::CombineDispatch, {combine_forward, combine_backward, exchange_scratch}},
     {model::OpKind::Unpermute, {unpermute_forward, unpermute_backward}},
     {model::OpKind::SwiGlu, {swiglu_forward<false>, swiglu_backward<false>}},
     {model::OpKind::SharedGate, {gate_forward, gate_backward, gate_scratch}},

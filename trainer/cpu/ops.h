@@ -24,6 +24,8 @@ struct Entry {
   OpFunctions functions;
 };
 std::span<const Entry> plumbing_ops();
+std::span<const Entry> linear_ops();
+std::span<const Entry> exchange_ops();
 std::span<const Entry> gdn_ops();
 std::span<const Entry> fused_ops();
 std::span<const Entry> gdn2_ops();

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "reference/heads.h"
-#include "reference/linear.h"
 #include "reference/mlp.h"
 #include "reference/norm.h"
 
@@ -92,51 +91,11 @@ void norm_backward(const OpCall& c) {
   });
 }
 
-// x and W in T, y in O: router logits may be fp32 over a bf16 input.
-template <class F> void with_linear_types(DType x, DType y, F&& f) {
-  if (x == y) with_type(x, [&]<class T>() { f.template operator()<T, T>(); });
-  else if (x == DType::BF16 && y == DType::FP32) f.template operator()<bf16, float>();
-  else throw Error(ErrorCode::Internal, fmt::format("linear from {} to {} is not supported", name_of(x), name_of(y)));
-}
-
-// inputs x [rows, in]; outputs y [rows, out]; parameters W [out, in], bias [out].
-void linear_forward(const OpCall& c) {
-  const View x = c.in(0), y = c.out(0);
-  with_linear_types(x.dtype, y.dtype, [&]<class T, class O>() {
-    const View bias = c.op().params.size() > 1 ? c.param(1, 1, y.cols) : View{};
-    reference::linear_forward<T, O>(mat<T>(x), mat<T>(c.param(0, y.cols, x.cols)), values(bias), mat<O>(y));
-  });
-}
-void linear_backward(const OpCall& c) {
-  const View dy = c.d_out(0);
-  const model::Tensor& x = c.list().tensor(c.op().inputs[0]);
-  with_linear_types(x.dtype, dy.dtype, [&]<class T, class O>() {
-    if (!c.backward_step().grad_writes.empty())
-      if (GradView dx = c.d_in(0)) reference::linear_dgrad<T, O>(mat<O>(dy), mat<T>(c.param(0, dy.cols, x.cols())), grad<T>(dx));
-    for (int p : c.backward_step().param_grads) {
-      const View to = p == 0 ? c.param_grad(0, dy.cols, x.cols()) : c.param_grad(1, 1, dy.cols);
-      if (p == 0) {
-        const View from = c.in(0);
-        if (to) reference::linear_wgrad<T, O>(mat<O>(dy), mat<T>(from), mat<Acc<T>>(to));
-      } else if (to) {
-        reference::bias_grad<O>(mat<O>(dy), values(to));
-      }
-    }
-  });
-}
-
-constexpr std::string_view kRanks = "collectives need more than one rank";
 const Entry kOps[] = {
     {model::OpKind::View, {view_forward, view_backward}},
     {model::OpKind::Copy, {copy_forward, copy_backward}},
     {model::OpKind::ResidualAdd, {residual_forward, nullptr}},
-    {model::OpKind::AllToAll, {.reason = kRanks}},
-    {model::OpKind::AllGather, {.reason = kRanks}},
-    {model::OpKind::ReduceScatter, {.reason = kRanks}},
-    {model::OpKind::AllReduce, {.reason = kRanks}},
     {model::OpKind::RmsNorm, {norm_forward, norm_backward}},
-    {model::OpKind::Linear, {linear_forward, linear_backward}},
-    {model::OpKind::LmHead, {linear_forward, linear_backward}},
 };
 
 } // namespace

@@ -5,7 +5,8 @@
 #include "reference/linear.h"
 #include "reference/moe.h"
 #include "reference/permute.h"
-#include "trainer/cpu/ops.h"
+#include "trainer/comm/ranks.h"
+#include "trainer/cpu/collectives.h"
 #include "trainer/cpu/routing.h"
 
 // Native's compact routing: k slots a token.
@@ -20,11 +21,35 @@ void add_routing_totals(const OpCall& c, ConstValues logits, std::span<const std
   const auto& a = c.attr<MoeAttr>();
   StepTotals& totals = *c.context().totals;
   totals.expert_load.resize(std::max(totals.expert_load.size(), counts.size()));
-  for (size_t e = 0; e < counts.size(); ++e) totals.expert_load[e] += counts[e];
+  if (is_first_token_shard(c)) // they count the same slots
+    for (size_t e = 0; e < counts.size(); ++e) totals.expert_load[e] += counts[e];
+  const std::int64_t shards = token_shards(c);
   if (a.aux_coeff > 0)
     totals.aux_loss += c.context().aux_scale *
-                       reference::balance_loss(router_of(a), {a.aux_coeff, static_cast<double>(a.top_k), logits.rows}, logits, counts);
-  if (a.z_coeff > 0) totals.aux_loss += c.context().aux_scale * reference::z_loss(a.z_coeff, logits);
+                       reference::balance_loss(router_of(a), {a.aux_coeff, static_cast<double>(a.top_k), logits.rows * shards}, logits, counts);
+  if (a.z_coeff > 0) totals.aux_loss += c.context().aux_scale * reference::z_loss(a.z_coeff, logits) / static_cast<double>(shards);
+}
+
+std::int64_t token_shards(const OpCall& c) { return c.context().ranks ? c.context().ranks->token_shards() : 1; }
+
+bool is_first_token_shard(const OpCall& c) {
+  const Ranks* ranks = c.context().ranks;
+  return !ranks || (ranks->place().cp == 0 && (!ranks->sequence_parallel() || ranks->place().tp == 0));
+}
+
+void route_tokens(const OpCall& c, View logits, View index, View weight, View scores) {
+  reference::Router router = router_of(c.attr<MoeAttr>());
+  if (!router.balanced || token_shards(c) == 1)
+    return reference::route_forward(router, values(logits), values(index), values(weight), values(scores));
+  const Place& place = c.context().ranks->place();
+  const std::int64_t first = c.context().ranks->sequence_parallel() ? place.tp * logits.rows : 0;
+  auto row = [](View v, std::int64_t i) { return v ? View{v.data + i * v.stride * size_of(v.dtype), v.dtype, 1, v.cols, v.stride} : v; };
+  for (std::int64_t i = 0; i < logits.rows; ++i) {
+    const std::int64_t local = first + i;
+    const auto* shards = c.batch().shards;
+    router.first_slot = router.top_k * (shards ? shards->tokens[static_cast<size_t>(place.cp)][static_cast<size_t>(local)] : local);
+    reference::route_forward(router, values(row(logits, i)), values(row(index, i)), values(row(weight, i)), values(row(scores, i)));
+  }
 }
 
 namespace {
@@ -33,7 +58,7 @@ std::int64_t top_k_of(const OpCall& c) { return c.attr<MoeAttr>().top_k; }
 
 // inputs logits [T, E]; outputs weights, experts [T, k].
 void top_k_forward(const OpCall& c) {
-  reference::route_forward(router_of(c.attr<MoeAttr>()), values(c.in(0)), values(c.out(1)), values(c.out(0)), {});
+  route_tokens(c, c.in(0), c.out(1), c.out(0), {});
 }
 void top_k_backward(const OpCall& c) {
   const auto& a = c.attr<MoeAttr>();
@@ -65,11 +90,11 @@ void loss_backward(const OpCall& c) {
   const auto counts = counts_of(values(c.in(1)));
   reference::ValuesGrad dlogits = values_grad(c.d_in(0));
   if (a.aux_coeff > 0) {
-    reference::balance_loss_backward(router_of(a), {a.aux_coeff, static_cast<double>(a.top_k), logits.rows}, logits, counts,
+    reference::balance_loss_backward(router_of(a), {a.aux_coeff, static_cast<double>(a.top_k), logits.rows * token_shards(c)}, logits, counts,
                                      c.context().aux_scale, dlogits);
     dlogits.write = Write::Accumulate;
   }
-  if (a.z_coeff > 0) reference::z_loss_backward(a.z_coeff, logits, c.context().aux_scale, dlogits);
+  if (a.z_coeff > 0) reference::z_loss_backward(a.z_coeff, logits, c.context().aux_scale / static_cast<double>(token_shards(c)), dlogits);
 }
 
 // inputs weights, experts; outputs row map [T, k], offsets [E + 1], weight of each row, counts [E].
@@ -102,20 +127,41 @@ void gather_backward(const OpCall& c) {
   with_type(drows.dtype, [&]<class T>() { reference::permute_backward<T>(p, top_k_of(c), mat<T>(drows), grad<T>(c.d_in(0))); });
 }
 
-// input x [N, h]; output score [N] = sigmoid(x . w); parameter w [1, h].
-Bytes score_scratch(const model::OpList& list, const model::Op& op, int step) {
-  return step < 0 ? 0 : list.tensor(op.inputs[0]).rows() * size_of(accumulator(list.tensor(op.inputs[0]).dtype)); // gradient before the sigmoid
+// input x [N, h]; output score [N] = sigmoid(x . w); parameter w [1, h]. Over TP ranks the scores of all rows
+// are gathered, and each rank's part of their gradient is summed.
+Bytes score_scratch(const model::OpList& list, const model::Op& op, int step) { // gradients of the score and before the sigmoid
+  const DType dtype = accumulator(list.tensor(op.inputs[0]).dtype);
+  if (step < 0) return 0;
+  const bool summed = !op.steps[static_cast<size_t>(step)].collectives.empty();
+  return round_up(list.tensor(op.inputs[0]).rows() * size_of(dtype), 8) + (summed ? round_up(list.tensor(op.outputs[0]).bytes(), 8) : 0);
+}
+// This rank's rows of the scores of all.
+View own_rows(const OpCall& c, View score, std::int64_t rows) {
+  if (score.rows == rows) return score;
+  score.data += c.group(Group::Tp).rank() * rows * size_of(score.dtype);
+  score.rows = rows;
+  return score;
 }
 void score_forward(const OpCall& c) {
-  const View x = c.in(0), score = c.out(0);
+  const View x = c.in(0), all = c.out(0), score = own_rows(c, all, x.rows);
   with_type(x.dtype, [&]<class T>() {
     reference::linear_forward<T, Acc<T>>(mat<T>(x), mat<T>(c.param(0, 1, x.cols)), {}, mat<Acc<T>>(score));
   });
   for (std::int64_t i = 0; i < score.rows; ++i) values(score).set(i, 0, reference::sigmoid(values(score).get(i, 0)));
+  if (!c.op().collectives.empty()) gather_rows(c.group(Group::Tp), score, all);
 }
 void score_backward(const OpCall& c) {
-  const View x = c.in(0), score = c.out(0), dscore = c.d_out(0);
-  const View d{c.scratch(score_scratch(c.list(), c.op(), c.step())).data(), accumulator(x.dtype), x.rows, 1, 1};
+  const View x = c.in(0), score = own_rows(c, c.out(0), x.rows);
+  std::span<std::byte> scratch = c.scratch(score_scratch(c.list(), c.op(), c.step()));
+  const View d = take(scratch, accumulator(x.dtype), x.rows, 1);
+  View dscore = c.d_out(0);
+  if (!c.backward_step().collectives.empty()) {
+    const View all = take(scratch, dscore.dtype, dscore.rows, 1);
+    copy_view(dscore, all);
+    dscore = own_rows(c, all, x.rows);
+    if (x.rows < all.rows) scatter_sum(c.group(Group::Tp), all, {dscore, false});
+    else reduce(c.group(Group::Tp), all);
+  }
   for (std::int64_t i = 0; i < x.rows; ++i) {
     const double s = values(score).get(i, 0);
     values(d).set(i, 0, values(dscore).get(i, 0) * s * (1 - s));

@@ -12,6 +12,14 @@ inline reference::Router router_of(const model::MoeAttr& a) {
           a.forced_balance, 0};
 }
 
+// reference::route_forward on this rank's tokens. Forced balance deals out the slots of all tokens in turn,
+// whoever holds them.
+void route_tokens(const OpCall& call, View logits, View index, View weight, View scores);
+
+// Ranks that share the tokens of a micro-batch; a router's losses are means over the tokens of all.
+std::int64_t token_shards(const OpCall& call);
+bool is_first_token_shard(const OpCall& call);
+
 // Load counters and auxiliary losses of one router, in the forward pass only.
 void add_routing_totals(const OpCall& call, reference::ConstValues logits, std::span<const std::int64_t> counts);
 

@@ -1,5 +1,11 @@
 #include "model/kinds/gdn.h"
 
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+
 namespace gdn::model {
 
 namespace {
@@ -133,6 +139,13 @@ TensorId gated_norm(Builder& b, std::string name, TensorId o, TensorId z, ParamR
   op.params = {std::move(weight)};
   op.steps.push_back({.name = "backward", .reads = saved, .grad_reads = {y}, .grad_writes = {o, z}, .param_grads = {0}});
   return y;
+}
+
+std::vector<std::int64_t> head_sections(const GdnAttr& a, std::int64_t columns, std::int64_t ranks) {
+  const std::int64_t qk = a.key_heads * a.key_dim * ranks, v = a.value_heads * a.value_dim * ranks, gate = a.value_heads * ranks;
+  for (std::vector<std::int64_t> sections : {std::vector{qk, qk, v, v, gate, gate}, std::vector{qk, qk, v, v, qk, qk, v}})
+    if (std::accumulate(sections.begin(), sections.end(), std::int64_t{0}) == columns) return sections;
+  throw Error(ErrorCode::Internal, fmt::format("{} columns are no projection of {} key and {} value heads", columns, a.key_heads, a.value_heads));
 }
 
 } // namespace gdn::model

@@ -59,4 +59,8 @@ std::vector<TensorId> plain_rule_intermediates(Builder& b, const GdnAttr& attr);
 TensorId gated_norm(Builder& b, std::string name, TensorId o, TensorId z, ParamRef weight, const GdnAttr& attr,
                     bool keep_normalised, std::string out);
 
+// Columns of the sections of in_proj's output ("q", "k", "v", "z", then the gates') when each holds the heads of
+// `ranks` ranks: of GDN or GDN2, whichever is `columns` wide. Throws Error{Internal} for neither.
+std::vector<std::int64_t> head_sections(const GdnAttr& attr, std::int64_t columns, std::int64_t ranks);
+
 } // namespace gdn::model

@@ -89,10 +89,10 @@ TensorId residual_add(Builder& b, std::string name, TensorId x, TensorId y, std:
 }
 
 TensorId all_to_all(Builder& b, std::string name, TensorId x, std::string out, std::vector<std::int64_t> shape,
-                    std::int64_t ranks) {
+                    std::int64_t ranks, Attributes attr) {
   TensorId y = b.tensor(std::move(out), b.at(x).dtype, std::move(shape));
   Collective exchange{CollectiveKind::AllToAll, Group::Cp, ranks, b.at(x).bytes()};
-  Op& op = b.op(std::move(name), OpKind::AllToAll, {x}, {y});
+  Op& op = b.op(std::move(name), OpKind::AllToAll, {x}, {y}, std::move(attr));
   op.collectives = {exchange};
   op.steps.push_back({.name = "backward", .grad_reads = {y}, .grad_writes = {x}, .collectives = {exchange}});
   return y;

@@ -44,9 +44,10 @@ TensorId concat(Builder& b, std::string name, const std::vector<TensorId>& input
 TensorId residual_add(Builder& b, std::string name, TensorId x, TensorId y, std::string out, bool dropout = false);
 
 // Context parallelism: [s/cp, all local heads] <-> [s, heads/cp]; rows and columns trade places,
-// bytes stay. Forward and backward each move the whole tensor once.
+// bytes stay. Forward and backward each move the whole tensor once. `attr`: the heads behind columns that
+// are several sections side by side (head_sections in gdn.h); not given: heads one after the other.
 TensorId all_to_all(Builder& b, std::string name, TensorId x, std::string out, std::vector<std::int64_t> shape,
-                    std::int64_t ranks);
+                    std::int64_t ranks, Attributes attr = {});
 
 // Columns of all TP ranks, gathered. Backward sums and scatters d:y where every rank contributed to
 // it (`reduce`), else takes its own columns.

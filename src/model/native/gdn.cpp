@@ -13,7 +13,7 @@ TensorId gdn_mixer(Builder& b, TensorId x, const config::Model& model, const con
   const std::int64_t qkv_width = 2 * a.key_heads * a.key_dim + hv * dv;
   constexpr GradientStorage kSlice = GradientStorage::Slice;
 
-  TensorId proj = project(b, x, (2 * s.qk() + 2 * s.v() + 2 * s.value_heads) / d.tp, model, d); // [R, q | k | v | z | beta | alpha]
+  TensorId proj = project(b, x, (2 * s.qk() + 2 * s.v() + 2 * s.value_heads) / d.tp, model, run, d); // [R, q | k | v | z | beta | alpha]
   TensorId qkv = b.view("qkv", proj, 0, {R, qkv_width}, kSlice);
   TensorId z = b.view("z", proj, qkv_width, {R, hv, dv}, kSlice);
   TensorId beta_logits = b.view("beta_logits", proj, qkv_width + hv * dv, {R, hv}, kSlice);

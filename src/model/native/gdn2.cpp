@@ -11,7 +11,7 @@ TensorId gdn2_mixer(Builder& b, TensorId x, const config::Model& model, const co
   const std::int64_t R = d.rule_tokens, hk = a.key_heads, hv = a.value_heads, dk = a.key_dim, dv = a.value_dim;
   constexpr GradientStorage kSlice = GradientStorage::Slice;
 
-  TensorId proj = project(b, x, (4 * s.qk() + 3 * s.v()) / d.tp, model, d);             // [R, q | k | v | z | f | b | w]
+  TensorId proj = project(b, x, (4 * s.qk() + 3 * s.v()) / d.tp, model, run, d);             // [R, q | k | v | z | f | b | w]
   std::int64_t at = 0;
   auto section = [&](const char* name, std::vector<std::int64_t> shape) {
     TensorId t = b.view(name, proj, at, std::move(shape), kSlice);

@@ -10,7 +10,7 @@ namespace gdn::model::native {
 GdnAttr gdn_attributes(const config::Model& model, const config::Run& run, const Dims& d);
 
 // Norm, projection to `width` columns of this TP rank, exchange sequence -> heads.
-TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model& model, const Dims& d);
+TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model& model, const config::Run& run, const Dims& d);
 
 // Parameters of the front end; gate widths are those of one rank after the exchange. Every context-parallel
 // rank holds the parameters of all its TP rank's heads and uses its own heads' part.
