@@ -27,6 +27,7 @@ public:
   bool asynchronous() const override { return inner_.asynchronous(); }
   void fetch_host_table(const OpCall& call) override { inner_.fetch_host_table(call); }
   bool rule_keeps_n() const override { return inner_.rule_keeps_n(); }
+  bool takes(DType storage) const override { return inner_.takes(storage); }
   void check_runs(const model::Op& op) const override { inner_.check_runs(op); }
   double sum_of_squares(const float* gradient, std::int64_t n) override { return inner_.sum_of_squares(gradient, n); }
   void adamw(const AdamWUpdate& a, const float* gradient, float* master, float* m, float* v, std::int64_t n, View live) override {

@@ -60,6 +60,8 @@ public:
   virtual void fetch_host_table(const OpCall&) {}
   // Whether an op Rule keeps N in its tensor A, T = I - diag(beta) N, instead of the chunk's inverse T (kernels/gdn/NOTES.md).
   virtual bool rule_keeps_n() const { return false; }
+  // Whether it has functions for tensors in this dtype.
+  virtual bool takes(DType storage) const { return storage == DType::BF16 || storage == DType::FP32; }
   // Throws Error{Config} naming the op kind and why this device cannot run it.
   virtual void check_runs(const model::Op& op) const = 0;
 

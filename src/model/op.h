@@ -85,7 +85,7 @@ struct GdnAttr {
   double eps = 1e-6;
   bool compiled = true;             // false: gates and gated norm run op by op and keep fp32 intermediates
   std::int64_t chunks = 0;          // of 64 tokens, over all sequences of this rank; each starts a new one
-  std::int64_t sequences = 0;       // packed, of this rank (planned)
+  std::int64_t sequences = 0;       // of this rank: at most so many
 };
 
 enum class QkNorm { None, PerHead, WholeVector };

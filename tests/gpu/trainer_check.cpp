@@ -50,6 +50,12 @@ const Case kCases[] = {
        m.attention.head_dim = 256;
        m.attention.heads = 6;
      }},
+    {"native, packed documents, wide heads", "native", [](config::Model& m, config::Run& r) {
+       r.settings.packed = true;
+       m.gdn.key_head_dim = m.gdn.value_head_dim = 128;
+       m.attention.head_dim = 256;
+     }},
+    {"megatron, packed documents", "megatron", [](config::Model&, config::Run& r) { r.settings.packed = true; }},
     {"native, gdn2", "native", [](config::Model& m, config::Run&) { m.mixers = {LayerKind::Gdn2, LayerKind::Gdn2}; }},
     {"megatron", "megatron", [](config::Model&, config::Run&) {}},
     {"megatron, gdn2", "megatron", [](config::Model& m, config::Run&) { m.mixers = {LayerKind::Gdn2, LayerKind::Gdn2}; }},
@@ -79,6 +85,14 @@ const Case kCases[] = {
      }},
 };
 
+// Documents of every awkward length, one after the other, in place of two equal sequences.
+std::vector<Batch> batches_of(const config::Model& m, const config::Run& r) {
+  std::vector<Batch> batches = fixture::batches(m, r);
+  if (r.settings.packed)
+    for (Batch& b : batches) b.sequences = {0, 1, 3, 66, 130, 195, 196, 299, 300};
+  return batches;
+}
+
 struct Shape {
   config::Model model;
   config::Run run;
@@ -105,7 +119,7 @@ void check_ops(const Case& c, CudaDevice& device) {
   Session session(s.model, s.run, checked);
   session.parameters().initialise(3);
   session.use({}, Checks{.poison = true});
-  session.run(fixture::batches(s.model, s.run));
+  session.run(batches_of(s.model, s.run));
   size_t ops = 0, wrong = 0;
   double worst = 0;
   for (const OpError& e : checked.results()) {
@@ -123,7 +137,7 @@ void check_bits(const Case& c, CudaDevice& device) {
   const Shape s = shape_of(c);
   Session session(s.model, s.run, device);
   session.parameters().initialise(3);
-  const auto batches = fixture::batches(s.model, s.run);
+  const auto batches = batches_of(s.model, s.run);
   auto settings = plan::legal_settings(session.workload(), false);
   const size_t every = std::max<size_t>(1, settings.size() / 12);
   size_t ran = 0, different = 0;

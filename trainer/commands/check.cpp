@@ -8,6 +8,7 @@
 #include "reference/random.h"
 #include "trainer/commands/commands.h"
 #include "trainer/data.h"
+#include "trainer/decode/check.h"
 #include "trainer/devices.h"
 #include "trainer/executed.h"
 #include "trainer/hf/fingerprint.h"
@@ -23,7 +24,16 @@ namespace {
 struct CheckOptions {
   std::string model, folder, export_hf, device = "auto", dtype, stack = "both", format = "text";
   std::vector<config::Setting> settings;
+  bool decode = false;
 
+  // What is checked: the checkpoint's model, the one given, or our own: one with each form of the delta rule.
+  std::vector<config::ModelProfile> profiles() const {
+    const config::Profiles known;
+    if (!folder.empty() || !model.empty()) return {known.model(folder.empty() ? model : folder, settings)};
+    std::vector<config::Setting> gdn2 = settings;
+    gdn2.insert(gdn2.begin(), {{"linear_attention_type", "gdn2"}, {"name", "tiny, gdn2"}});
+    return {known.model("tiny", settings), known.model("tiny", gdn2)};
+  }
   std::vector<std::string> stacks() const { return stack == "both" ? std::vector<std::string>{"native", "megatron"} : std::vector{stack}; }
   // The run of one stack and dtype, with nothing in it that is not executed.
   config::Run run_of(const config::ModelProfile& profile, const std::string& a_stack, DType a_dtype) const {
@@ -56,17 +66,11 @@ struct OpsOutcome {
 };
 
 std::vector<OpsOutcome> run_ops(const CheckOptions& o, Device& device) {
-  // Of our own models: one with each form of the delta rule.
-  std::vector<std::vector<config::Setting>> variants{o.settings};
-  if (o.model.empty()) {
-    variants.push_back(o.settings);
-    variants.back().insert(variants.back().begin(), {{"linear_attention_type", "gdn2"}, {"name", "tiny, gdn2"}});
-  }
   std::vector<OpsOutcome> outcomes;
-  for (const auto& settings : variants) {
-    const config::ModelProfile profile = config::Profiles().model(o.model.empty() ? "tiny" : o.model, settings);
+  for (const config::ModelProfile& profile : o.profiles())
     for (const std::string& stack : o.stacks())
       for (const std::string& dtype : o.dtype.empty() ? std::vector<std::string>{"bf16", "fp32"} : std::vector{o.dtype}) {
+        if (o.dtype.empty() && !device.takes(parse_dtype(dtype))) continue;
         const config::Run run = o.run_of(profile, stack, parse_dtype(dtype));
         OpCheck checked(device);
         Session session(profile.model, run, checked);
@@ -77,7 +81,6 @@ std::vector<OpsOutcome> run_ops(const CheckOptions& o, Device& device) {
         session.run(step_batches(*tokens, run, 0), 0, kSeed);
         outcomes.push_back({profile.model.name, stack, dtype, checked.results()});
       }
-  }
   return outcomes;
 }
 
@@ -209,8 +212,63 @@ int check_checkpoint(const CheckOptions& o) {
   return 0;
 }
 
+// -------------------------------------------------------------------------------- decoding ----
+
+struct DecodeOutcome {
+  std::string model, stack;
+  std::vector<DecodeCase> cases;
+};
+
+std::vector<DecodeOutcome> run_decode(const CheckOptions& o, Device& device) {
+  std::vector<DecodeOutcome> outcomes;
+  for (const config::ModelProfile& profile : o.profiles())
+    for (const std::string& stack : o.stacks()) {
+      const config::Run run = decode_check_run(o.run_of(profile, stack, DType::FP32));
+      Session session(profile.model, run, device);
+      if (o.folder.empty()) draw_weights(session.parameters(), 1);
+      else hf::load(hf::Checkpoint(o.folder, profile.model, session.parameters().table()), session.parameters());
+      session.use(plan::Setting::of(run));
+      outcomes.push_back({o.folder.empty() ? profile.model.name : o.folder, stack, check_decode(session)});
+    }
+  return outcomes;
+}
+
+int check_decoding(const CheckOptions& o) {
+  std::unique_ptr<Device> device = make_device(o.device);
+  const std::vector<DecodeOutcome> outcomes = run_decode(o, *device);
+  size_t cases = 0;
+  nlohmann::ordered_json root{{"schema", "gdn.check/1"}, {"device", device->name()}};
+  report::Document d;
+  for (const DecodeOutcome& outcome : outcomes) {
+    d.heading(fmt::format("{}: prefill and decode, stack {}, fp32, on {}", outcome.model, outcome.stack, device->name()));
+    report::Table t{"decode", {{"tokens"}, {"passes"}, {"off by", report::Align::Right}, {"allowed", report::Align::Right}}};
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    for (const DecodeCase& c : outcome.cases) {
+      ++cases;
+      t.rows.push_back({c.lengths, c.split, report::Cell(fmt::format("{:.1e}", c.off), c.ok() ? report::Tone::Plain : report::Tone::Bad),
+                        fmt::format("{:.0e}", c.allowed)});
+      rows.push_back({{"tokens", c.lengths}, {"passes", c.split}, {"off", c.off}, {"allowed", c.allowed}, {"ok", c.ok()}});
+    }
+    d.table(std::move(t));
+    root["results"].push_back({{"model", outcome.model}, {"stack", outcome.stack}, {"cases", rows}});
+  }
+  d.line("off by: the largest difference of a logit to the full forward of the training program, over the largest logit.");
+  if (o.format == "json") fmt::print("{}\n", root.dump(2));
+  else print(d);
+  for (const DecodeOutcome& outcome : outcomes)
+    for (const DecodeCase& c : outcome.cases)
+      if (!c.ok())
+        throw Error(ErrorCode::Numeric, fmt::format("{}, stack {}: {} tokens, {}: off by {:.1e}, allowed {:.0e}", outcome.model, outcome.stack, c.lengths,
+                                                    c.split, c.off, c.allowed));
+  say(fmt::format("{} ways to prefill and decode agree with the full forward", cases));
+  return 0;
+}
+
 int check(const CheckOptions& o) {
   if (!o.folder.empty() && !o.model.empty()) throw Error(ErrorCode::Usage, "give a model or --hf, not both", "a checkpoint's folder has its own config.json");
+  if (o.decode && (o.dtype == "bf16" || !o.export_hf.empty()))
+    throw Error(ErrorCode::Usage, "--decode compares in fp32 and writes nothing: leave --dtype bf16 and --export-hf away");
+  if (o.decode) return check_decoding(o);
   if (o.folder.empty() && !o.export_hf.empty()) throw Error(ErrorCode::Usage, "--export-hf needs --hf: whose weights?");
   return o.folder.empty() ? check_ops(o) : check_checkpoint(o);
 }
@@ -224,6 +282,7 @@ Runner add_check(CLI::App& program) {
   command->add_option("--hf", o->folder, "folder with config.json and safetensors weights; with reference.safetensors (input_ids, labels, loss, logits, "
                                          "hidden.I, grad.NAME) loss, activations and gradients are compared");
   command->add_option("--export-hf", o->export_hf, "write the checkpoint's weights back to this new folder: byte for byte the same");
+  command->add_flag("--decode", o->decode, "prefill and token-by-token decoding against the full forward, however requests are cut into passes");
   command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")->check(CLI::IsMember({"cpu", "cuda", "auto"}));
   command->add_option("--dtype", o->dtype, "dtype of the run: fp32, or bf16 with wider tolerances; ops are checked in both")->check(CLI::IsMember({"fp32", "bf16"}));
   command->add_option("--stack", o->stack, "native, megatron, or both")->check(CLI::IsMember({"native", "megatron", "both"}));

@@ -36,6 +36,7 @@ public:
   bool asynchronous() const override { return true; }
   void fetch_host_table(const OpCall& call) override;
   bool rule_keeps_n() const override { return true; }
+  bool takes(DType storage) const override { return storage == DType::BF16; }
   void check_runs(const model::Op& op) const override;
 
   double sum_of_squares(const float* gradient, std::int64_t n) override;
