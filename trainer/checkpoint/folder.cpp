@@ -49,6 +49,8 @@ void remove_parts(const fs::path& folder) {
 
 fs::path step_folder(const fs::path& folder, std::int64_t step) { return folder / fmt::format("{}{:08}", kPrefix, step); }
 
+fs::path part_folder(const fs::path& folder, std::int64_t step) { return step_folder(folder, step).string() + std::string(kPart); }
+
 std::vector<StepFolder> step_folders(const fs::path& folder) {
   std::vector<StepFolder> found;
   std::error_code ignored;
@@ -69,7 +71,7 @@ PendingCheckpoint::PendingCheckpoint(const fs::path& folder, std::int64_t step) 
   fs::create_directories(folder, error);
   if (error) fail(folder, "create it", error.value());
   remove_parts(folder);
-  path_ = final_.string() + std::string(kPart);
+  path_ = part_folder(folder, step);
   if (!fs::create_directory(path_, error)) fail(path_, "create it", error ? error.value() : EEXIST);
 }
 

@@ -16,10 +16,13 @@ struct StepFolder {
   std::filesystem::path path = {};
 };
 std::filesystem::path step_folder(const std::filesystem::path& folder, std::int64_t step);
+// Where it is while it is written.
+std::filesystem::path part_folder(const std::filesystem::path& folder, std::int64_t step);
 // In ascending order; other names are left alone. Empty when the folder does not exist.
 std::vector<StepFolder> step_folders(const std::filesystem::path& folder);
 
-// A checkpoint while it is written, under another name (step_00000100.part). commit() gives it its own
+// A checkpoint while it is written, under another name (step_00000100.part); with several ranks, one
+// makes it and all write into it. commit() gives it its own
 // at once, in place of an older one of the same step; without it nothing is left. Throws Error{Io}.
 class PendingCheckpoint {
 public:

@@ -1,6 +1,7 @@
 #include "trainer/checkpoint/items.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -36,21 +37,26 @@ std::vector<Item> items_of(const model::ParameterTable& table) {
 FileEntry write_file(const std::filesystem::path& folder, std::int64_t rank, const std::vector<Item>& items,
                      const std::function<std::vector<float>(const Item&)>& get) {
   FileEntry entry{fmt::format("rank_{:05}.safetensors", rank), 0, {}};
+  const std::filesystem::path path = folder / entry.file;
   std::vector<TensorInfo> tensors;
   for (const Item& i : items) {
+    if (!i.write) continue;
     entry.pieces.push_back({i.state, i.parameter->name, i.shard, {}});
     const bool rectangle = i.shard.boxes.size() == 1 && i.shard.count == i.shard.boxes.front().elements();
     tensors.push_back({entry.pieces.back().key(), DType::FP32, rectangle ? i.shard.boxes.front().count : Shape{i.shard.count}});
   }
-  const std::filesystem::path path = folder / entry.file;
-  SafetensorsWriter writer(path, std::move(tensors), {{"format", "gdn.checkpoint/1"}, {"manifest", kManifestFile}});
-  for (size_t i = 0; i < items.size(); ++i) {
-    const std::vector<float> values = get(items[i]);
+  std::optional<SafetensorsWriter> writer;
+  if (!tensors.empty()) writer.emplace(path, std::move(tensors), Metadata{{"format", "gdn.checkpoint/1"}, {"manifest", kManifestFile}});
+  size_t written = 0;
+  for (const Item& i : items) {
+    const std::vector<float> values = get(i);
+    if (!i.write) continue;
     const auto bytes = std::as_bytes(std::span(values));
-    entry.pieces[i].hash = hash_of(bytes);
-    writer.write(i, 0, bytes);
+    entry.pieces[written].hash = hash_of(bytes);
+    writer->write(written++, 0, bytes);
   }
-  writer.commit();
+  if (!writer) return entry;
+  writer->commit();
   entry.bytes = static_cast<Bytes>(std::filesystem::file_size(path));
   return entry;
 }

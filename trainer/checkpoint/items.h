@@ -14,6 +14,7 @@ struct Item {
   std::string state;
   const model::Parameter* parameter = nullptr;
   Shard shard = {};
+  bool write = true; // false: another rank writes the same
 };
 // Weight and moments of every parameter on a rank, in the table's order. `held` says which parameters
 // the rank has (its pipeline stage).
@@ -22,8 +23,9 @@ std::vector<Item> items_of(const model::ParameterTable& table, const config::Par
 // Of a rank that holds every parameter whole.
 std::vector<Item> items_of(const model::ParameterTable& table);
 
-// Writes one rank's file into `folder`, fsynced, and returns its part of the manifest. `get` gives the
-// elements of an item in its shard's order. Throws Error{Io}.
+// Writes one rank's file into `folder`, fsynced, and returns its part of the manifest: without pieces, and
+// without a file, when others write everything it holds. `get` gives the elements of an item in its
+// shard's order; it is called for every item, as ranks may have to call it together. Throws Error{Io}.
 FileEntry write_file(const std::filesystem::path& folder, std::int64_t rank, const std::vector<Item>& items,
                      const std::function<std::vector<float>(const Item&)>& get);
 

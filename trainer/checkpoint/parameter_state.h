@@ -1,14 +1,22 @@
 #pragma once
 #include <span>
+#include <string>
 #include <vector>
 
 #include "trainer/checkpoint/items.h"
+#include "trainer/comm/ranks.h"
 #include "trainer/parameters.h"
 
 namespace gdn::trainer::checkpoint {
 
-// An item in the memory of a run, in the order of its shard.
+// What this rank holds, the same order on all ranks that hold the same. The first of those writes it.
+std::vector<Item> items_of(const Parameters& parameters, const Ranks& ranks);
+
+// An item in the memory of a run, in the order of its shard. Reading: together (see Parameters).
 std::vector<float> get(Parameters& parameters, const Item& item);
 void set(Parameters& parameters, const Item& item, std::span<const float> values);
+
+// The texts of all members, in their order, on each of them.
+std::vector<std::string> gather_texts(Communicator& group, const std::string& mine);
 
 } // namespace gdn::trainer::checkpoint

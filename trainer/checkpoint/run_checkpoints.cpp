@@ -112,7 +112,7 @@ void RunCheckpoints::restore(Session& session) {
   if (!source_) return;
   Parameters& parameters = session.parameters();
   require_same_tensors(*source_, parameters.table(), session.model().vocab);
-  read_items(*source_, items_of(parameters.table()), [&](const Item& item, const std::vector<float>& values) { set(parameters, item, values); });
+  read_items(*source_, items_of(parameters, session.ranks()), [&](const Item& item, const std::vector<float>& values) { set(parameters, item, values); });
   source_.reset(); // closes its files
 }
 
@@ -125,21 +125,30 @@ void RunCheckpoints::finish(Session& session, std::int64_t step) {
 }
 
 void RunCheckpoints::save(Session& session, std::int64_t step) {
+  const Ranks& ranks = session.ranks();
   try {
-    PendingCheckpoint pending(folder_, step);
+    std::optional<PendingCheckpoint> pending;
+    if (ranks.rank() == 0) pending.emplace(folder_, step);
+    ranks.world().barrier();
     Parameters& parameters = session.parameters();
-    Manifest m = identity_;
-    m.step = step;
-    for (const model::Parameter& p : parameters.table().parameters) m.tensors.push_back(entry_of(p));
-    m.files.push_back(write_file(pending.path(), 0, items_of(parameters.table()), [&](const Item& i) { return get(parameters, i); }));
-    pending.commit(m);
+    const FileEntry mine = write_file(part_folder(folder_, step), ranks.rank(), items_of(parameters, ranks), [&](const Item& i) { return get(parameters, i); });
+    const std::vector<std::string> entries = gather_texts(ranks.world(), to_json(mine)); // every file is durable now
+    if (pending) {
+      Manifest m = identity_;
+      m.step = step;
+      for (const model::Parameter& p : parameters.table().parameters) m.tensors.push_back(entry_of(p));
+      for (const std::string& text : entries)
+        if (FileEntry file = parse_file_entry(text, m.tensors); !file.pieces.empty()) m.files.push_back(std::move(file));
+      pending->commit(m);
+    }
+    ranks.world().barrier();
   } catch (const Error& e) {
     if (e.code() != ErrorCode::Io) throw;
     throw Error(ErrorCode::Io, fmt::format("the checkpoint of step {} could not be written: {}", step, e.what()),
                 last_ > 0 ? fmt::format("the one of step {} is whole: make room, then --resume", last_) : "no earlier checkpoint exists");
   }
   last_ = step;
-  if (options_.keep > 0) keep_newest(folder_, options_.keep, step);
+  if (options_.keep > 0 && ranks.rank() == 0) keep_newest(folder_, options_.keep, step);
 }
 
 void cut_log(const std::filesystem::path& log, std::int64_t step) {

@@ -19,7 +19,8 @@ struct CheckpointOptions {
 };
 
 // What a run keeps, and what it starts from. Everything random is a pure function of seed, step and
-// micro-batch, so weights, moments and the number of steps done are the whole state.
+// micro-batch, so weights, moments and the number of steps done are the whole state. With several ranks
+// all of them call each function together.
 class RunCheckpoints {
 public:
   // `data`: where tokens come from, in words. `tell` gets lines for the user.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "reference/conv.h"
+#include "reference/init.h"
 #include "reference/random.h"
 #include "reference/rule.h"
 
