@@ -143,6 +143,28 @@ __device__ __forceinline__ void add_result(const Args& a, Shared& s, const Item&
   store_commit();
 }
 
+// Rounds a warpgroup's result to the rows of the expert.
+__device__ __forceinline__ void write_result(const Args& a, const Item& item, int columns, const float (&d)[64], int group, const Lane& at) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int m = item.m + 64 * group + at.row() + 8 * half; // row inside the expert's result
+    if (m >= item.rows) continue;
+    Bf16* const row = static_cast<Bf16*>(a.d.data) + static_cast<std::int64_t>(item.first_row + m) * a.d.stride + item.n + 2 * at.t;
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      if (item.n + 8 * n >= columns) continue;
+      auto* const pair = reinterpret_cast<std::uint32_t*>(row + 8 * n);
+      float x = d[4 * n + 2 * half], y = d[4 * n + 2 * half + 1];
+      if (a.accumulate) {
+        const std::uint32_t old = *pair;
+        x += bf16_low(old);
+        y += bf16_high(old);
+      }
+      *pair = pack_bf16(x, y);
+    }
+  }
+}
+
 template <Form kForm>
 __device__ void compute(const Args& a, Shared& s) {
   using S = Shape<kForm>;
@@ -177,31 +199,8 @@ __device__ void compute(const Args& a, Shared& s) {
     products_wait<0>(d);
     warp_arrive(&s.empty[previous]);
 
-    const int columns = S::columns(a);
-    if constexpr (kForm == Form::kWgrad) {
-      add_result(a, s, item, d, group, at);
-      continue;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int m = item.m + 64 * group + at.row() + 8 * half; // row inside the expert's result
-      if (m >= item.rows) continue;
-      {
-        Bf16* const row = static_cast<Bf16*>(a.d.data) + static_cast<std::int64_t>(item.first_row + m) * a.d.stride + item.n + 2 * at.t;
-#pragma unroll
-        for (int n = 0; n < 16; ++n) {
-          if (item.n + 8 * n >= columns) continue;
-          auto* const pair = reinterpret_cast<std::uint32_t*>(row + 8 * n);
-          float x = d[4 * n + 2 * half], y = d[4 * n + 2 * half + 1];
-          if (a.accumulate) {
-            const std::uint32_t old = *pair;
-            x += bf16_low(old);
-            y += bf16_high(old);
-          }
-          *pair = pack_bf16(x, y);
-        }
-      }
-    }
+    if constexpr (kForm == Form::kWgrad) add_result(a, s, item, d, group, at);
+    else write_result(a, item, S::columns(a), d, group, at);
   }
 }
 
