@@ -151,13 +151,13 @@ void OpCheck::run(const OpCall& call) {
   }
   auto note = [&](std::string tensor, const View& v) {
     const Errors e = compare(inner_, copies, v);
-    // A chunked rule is held to the limit alone. Its d:beta is a product of two rounded rows that cancels where d:o is
-    // orthogonal to o, as it is behind a norm: twice the worst that a correct kernel has (2.4e-2, keys all alike).
+    // A chunked rule is held to the limit alone. Its d:g and d:beta are small differences of large products behind a
+    // norm, where d:o is orthogonal to o (gdn_rule_check measures them against those products): twice the worst that a
+    // correct kernel has, 2.4e-2 with keys all alike.
     const bool rule = call.op().kind == model::OpKind::Rule || call.op().kind == model::OpKind::Gdn2Rule;
-    const bool write_strength = call.op().kind == model::OpKind::Rule && storage == DType::BF16 && tensor == "d:" + call.list().tensor(call.op().inputs[4]).name;
-    const double allowed = write_strength ? 2 * 2.4e-2
-                           : rule         ? limit(storage)
-                                          : std::min(limit(storage), std::max(2 * e.reference, rounding));
+    auto gradient_of = [&](size_t i) { return tensor == "d:" + call.list().tensor(call.op().inputs[i]).name; };
+    const bool cancels = call.op().kind == model::OpKind::Rule && storage == DType::BF16 && (gradient_of(3) || gradient_of(4));
+    const double allowed = cancels ? 2 * 2.4e-2 : rule ? limit(storage) : std::min(limit(storage), std::max(2 * e.reference, rounding));
     const bool worse = !(e.device <= allowed) ? worst.ok() || !(e.device <= worst.error) : worst.ok() && e.device >= worst.error;
     if (!worse) return;
     worst.tensor = std::move(tensor);

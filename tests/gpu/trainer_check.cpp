@@ -21,6 +21,24 @@ using config::MlpKind;
 
 namespace {
 
+// One row of documents of every awkward length in place of two equal sequences.
+constexpr std::int64_t kDocuments[] = {1, 2, 63, 64, 65, 1, 103, 1};
+void pack(config::Run& r) {
+  r.settings.packed = true;
+  r.micro_batch = r.global_batch = 1;
+  r.seq = 300;
+  for (std::int64_t length : kDocuments) r.documents.push_back({length, 1});
+}
+std::vector<Batch> batches_of(const config::Model& m, const config::Run& r) {
+  std::vector<Batch> batches = fixture::batches(m, r);
+  if (r.settings.packed)
+    for (Batch& b : batches) {
+      b.sequences = {0};
+      for (std::int64_t length : kDocuments) b.sequences.push_back(b.sequences.back() + length);
+    }
+  return batches;
+}
+
 struct Case {
   const char* name;
   const char* stack;
@@ -51,11 +69,11 @@ const Case kCases[] = {
        m.attention.heads = 6;
      }},
     {"native, packed documents, wide heads", "native", [](config::Model& m, config::Run& r) {
-       r.settings.packed = true;
+       pack(r);
        m.gdn.key_head_dim = m.gdn.value_head_dim = 128;
        m.attention.head_dim = 256;
      }},
-    {"megatron, packed documents", "megatron", [](config::Model&, config::Run& r) { r.settings.packed = true; }},
+    {"megatron, packed documents", "megatron", [](config::Model&, config::Run& r) { pack(r); }},
     {"native, gdn2", "native", [](config::Model& m, config::Run&) { m.mixers = {LayerKind::Gdn2, LayerKind::Gdn2}; }},
     {"megatron", "megatron", [](config::Model&, config::Run&) {}},
     {"megatron, gdn2", "megatron", [](config::Model& m, config::Run&) { m.mixers = {LayerKind::Gdn2, LayerKind::Gdn2}; }},
@@ -84,14 +102,6 @@ const Case kCases[] = {
        r.cross_entropy = config::CrossEntropy::FusedTe;
      }},
 };
-
-// Documents of every awkward length, one after the other, in place of two equal sequences.
-std::vector<Batch> batches_of(const config::Model& m, const config::Run& r) {
-  std::vector<Batch> batches = fixture::batches(m, r);
-  if (r.settings.packed)
-    for (Batch& b : batches) b.sequences = {0, 1, 3, 66, 130, 195, 196, 299, 300};
-  return batches;
-}
 
 struct Shape {
   config::Model model;
