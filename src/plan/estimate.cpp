@@ -300,7 +300,8 @@ constexpr double kReservedHeadroom = 0.04;
 
 } // namespace
 
-ReservedBand Estimator::reserved(const Estimate& e) {
+std::optional<ReservedBand> Estimator::reserved(const Estimate& e, std::int64_t most_ops) {
+  if (run_.stack != "megatron") return {};
   ReservedBand band;
   const program::AllocatorOptions options{.expandable_segments = run_.settings.expandable_segments};
   for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -308,19 +309,21 @@ ReservedBand Estimator::reserved(const Estimate& e) {
     ReservedInput in;
     for (const model::Chunk& c : ranks_[r].chunks) in.chunks.push_back(workload_.units(c, e.setting));
     in.slots = ranks_[r].steady_slots;
+    std::int64_t ops = 0;
+    for (const auto& chunk : in.chunks)
+      for (const PlacedUnit& u : chunk) ops += static_cast<std::int64_t>(u.unit->trace.events.size());
+    if (ops * static_cast<std::int64_t>(in.slots.size()) / 2 / static_cast<std::int64_t>(in.chunks.size()) > most_ops) return {};
     in.state = model::state_buffers(table_, model_, run_, static_cast<std::int64_t>(r));
     in.library = ranks_[r].library;
     in.run = &run_;
     const std::int64_t last = run_.parallel.dp() * run_.parallel.cp - 1;
-    for (std::int64_t shard : {std::int64_t{0}, last}) {
-      in.shard = shard;
-      for (int delay : {0, 1, 2}) {
-        in.delay = delay;
-        const Bytes bytes = simulate_reserved(in, options);
-        if (delay == 0) band.low = std::max(band.low, bytes);
-        band.high = std::max(band.high, bytes);
-      }
-      if (last == 0) break;
+    struct Variant { std::int64_t shard; int delay; };
+    for (const Variant v : {Variant{0, 0}, {last, 0}, {0, 1}, {0, 2}}) {
+      in.shard = v.shard;
+      in.delay = v.delay;
+      const Bytes bytes = simulate_reserved(in, options);
+      if (v.delay == 0) band.low = std::max(band.low, bytes);
+      band.high = std::max(band.high, bytes);
     }
   }
   band.high += static_cast<Bytes>(static_cast<double>(band.high) * kReservedHeadroom);

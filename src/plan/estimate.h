@@ -98,8 +98,9 @@ public:
   std::vector<LayerEstimate> layers(const Setting& setting); // in model order, every rank
   // Replays by module and layer kind, dearest first.
   std::vector<ReplayCost> replay_costs(const Setting& setting);
-  // Stack megatron: of the ranks whose allocated peak is within 3 % of the worst. Milliseconds to tens of them.
-  ReservedBand reserved(const Estimate& estimate);
+  // Of the ranks whose allocated peak is within 3 % of the worst. Unset: stack native, or a step of more ops
+  // than `most_ops`.
+  std::optional<ReservedBand> reserved(const Estimate& estimate, std::int64_t most_ops = 8000);
   Workload& workload() { return workload_; }
   const cost::CostModel& cost() const { return cost_; }
   const config::Hardware& hardware() const { return hardware_; }

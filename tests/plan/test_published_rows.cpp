@@ -103,7 +103,7 @@ TEST_CASE("Llama3 on 8 B200: the simulated reserve contains what PyTorch reserve
       CAPTURE(row.id);
       plan::Estimator estimator(row.profile.model, row.profile.run, row.hardware);
       const plan::Estimate e = estimator.evaluate({});
-      const plan::ReservedBand band = estimator.reserved(e);
+      const plan::ReservedBand band = estimator.reserved(e).value();
       const double reserved = row.value("memory.reserved_bytes");
       CHECK(static_cast<double>(band.low) <= reserved);
       CHECK(static_cast<double>(band.high) >= reserved);
