@@ -87,7 +87,9 @@ int bench_rule(const BenchOptions& o) {
       row("rule.backward_floor_seconds", r.backward_floor, "seconds", "bytes of the kernels at 4.2 TB/s");
     }
     profile.sets.push_back(std::move(set));
-    if (r.shape.name.find("documents") != std::string::npos) profile.identity.push_back({fmt::format("lengths of {}, {} heads", r.shape.name, heads), fmt::format("{}", fmt::join(r.shape.lengths, " "))});
+    if (const std::string key = "lengths of " + r.shape.name; r.shape.name.find("documents") != std::string::npos &&
+        std::none_of(profile.identity.begin(), profile.identity.end(), [&](const auto& entry) { return entry.first == key; }))
+      profile.identity.push_back({key, fmt::format("{}", fmt::join(r.shape.lengths, " "))});
   }
   report::Document d;
   d.heading(fmt::format("Gated delta rule, d = 128, on {}", device->name()));
