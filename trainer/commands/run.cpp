@@ -122,7 +122,7 @@ int run(const RunOptions& o) {
     return 0;
   }
   if (first) write_atomically(folder / "config.yaml", resolved_yaml(s));
-  if (resumed > 0) checkpoint::cut_log(folder / "log.jsonl", resumed);
+  if (first && resumed > 0) checkpoint::cut_log(folder / "log.jsonl", resumed);
   std::optional<LineLog> log;
   if (first) log.emplace(folder / "log.jsonl", resumed > 0);
   Progress progress;
