@@ -49,8 +49,8 @@ int run_explore(const Case& c, bool all, const OutputOptions& output) {
   Output out;
   report::Document& d = out.text;
   add_run(d, c);
-  d.heading(fmt::format("Every contiguous span of every layer kind, on top of {} ({} at {})", x.base.setting.text(),
-                        format_gib(x.base.peak_bytes), x.base.worst_rank().peak_event));
+  d.heading(fmt::format("Every contiguous span of every layer kind, on top of {}", x.base.setting.text()));
+  d.line(fmt::format("peak {} at {}", format_gib(x.base.peak_bytes), x.base.worst_rank().peak_event), report::Tone::Plain, 2);
   d.line(fmt::format("{} spans, whole block and discard output; {} lower the peak, {} cannot run", format_count(x.tried),
                      format_count(static_cast<std::int64_t>(x.spans.size())), format_count(x.impossible)), report::Tone::Plain, 2);
   d.heading("Most for its replay");
@@ -58,10 +58,9 @@ int run_explore(const Case& c, bool all, const OutputOptions& output) {
   for (const plan::ExploredSpan& s : x.spans)
     if (all || best.rows.size() < kShown) add(best, s, x.base);
   d.table(std::move(best));
-  d.heading("Most freed for each replay time: nothing frees more for less");
+  d.heading("The best for every price: each the cheapest next step");
   report::Table front = table("front");
-  for (size_t i = 0; i < x.front.size(); ++i) // evenly thinned
-    if (all || x.front.size() <= kShown || i % (x.front.size() / kShown + 1) == 0 || i + 1 == x.front.size()) add(front, x.front[i], x.base);
+  for (const plan::ExploredSpan& s : x.front) add(front, s, x.base);
   d.table(std::move(front));
   d.heading(c.profile.run.stack == "native" ? "Named spans of the stack" : "Today's modules in the same measure");
   report::Table modules = table("modules");

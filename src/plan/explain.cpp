@@ -89,9 +89,10 @@ private:
     Bytes promised = peaking(a).retained_per_micro_batch - peaking(b).retained_per_micro_batch;
     promised *= peaking(a).in_flight;
     auto say = [&](std::string text) { out_.findings.push_back(std::move(text)); };
-    say(fmt::format("{} frees {} of retained activations on rank {} ({} micro-batch{} in flight), and the peak {} by {}", setting_.text(),
-                    format_bytes(promised), w.rank, peaking(a).in_flight, peaking(a).in_flight == 1 ? "" : "es",
-                    freed < 0 ? "rises" : "falls", format_bytes(freed < 0 ? -freed : freed)));
+    if (setting_.text() != "none")
+      say(fmt::format("{} frees {} of retained activations on rank {} ({} micro-batch{} in flight), and the peak {} by {}", setting_.text(),
+                      format_bytes(promised), w.rank, peaking(a).in_flight, peaking(a).in_flight == 1 ? "" : "es",
+                      freed < 0 ? "rises" : "falls", format_bytes(freed < 0 ? -freed : freed)));
     say(fmt::format("the peak is now in {}: {}{}; largest there: {}", w.peak_phase, b.ranks.size() > 1 ? fmt::format("rank {}, ", w.rank) : "",
                     w.peak_event, largest_at(w)));
     if (w.peak_phase == "replay" || w.peak_event.find("replay") != std::string::npos)

@@ -110,12 +110,22 @@ Exploration explore(const config::Model& model, const config::Run& run, const co
   }
   std::stable_sort(out.modules.begin(), out.modules.end(), [](const ExploredSpan& a, const ExploredSpan& b) { return a.value() > b.value(); });
 
-  std::vector<ExploredSpan> by_replay = out.spans;
-  std::stable_sort(by_replay.begin(), by_replay.end(), [](const ExploredSpan& a, const ExploredSpan& b) {
-    return a.replay != b.replay ? a.replay < b.replay : a.freed > b.freed;
-  });
-  for (ExploredSpan& s : by_replay)
-    if (out.front.empty() || s.freed > out.front.back().freed) out.front.push_back(std::move(s));
+  // From no replay on, always the span that frees most for each further millisecond.
+  const ExploredSpan* last = nullptr;
+  while (true) {
+    const ExploredSpan* next = nullptr;
+    auto slope = [&](const ExploredSpan& s) {
+      const Seconds more = s.replay - (last ? last->replay : 0);
+      return static_cast<double>(s.freed - (last ? last->freed : 0)) / std::max(more, 1e-9);
+    };
+    for (const ExploredSpan& s : out.spans)
+      if ((!last || (s.freed > last->freed && s.replay > last->replay)) &&
+          (!next || slope(s) > slope(*next) || (slope(s) == slope(*next) && s.freed > next->freed)))
+        next = &s;
+    if (!next) break;
+    out.front.push_back(*next);
+    last = next;
+  }
   out.assumptions = base.assumptions();
   return out;
 }

@@ -25,7 +25,8 @@ struct Exploration {
   Estimate base;                          // the run's own setting
   std::vector<ExploredSpan> spans;        // that lower the peak, best value first
   std::vector<ExploredSpan> modules;      // today's, in the same measure
-  // Of `spans`: none frees more for less. Fewest bytes first. What to offer.
+  // Of `spans`: for every replay time the one that frees most, as long as the next step up is the best
+  // of all steps (their upper hull). Fewest bytes first. What to offer.
   std::vector<ExploredSpan> front;
   std::int64_t tried = 0, impossible = 0; // impossible: no order of replays serves it
   std::vector<cost::Assumption> assumptions;

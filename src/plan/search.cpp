@@ -22,34 +22,59 @@ using model::Span;
 
 namespace {
 
-// Recompute settings of a search with the modules each lists as bits. They are the same for every
-// point: the stack's rules on recompute and on parallelism are separate ones.
+// What decides which ops a layer has, hence which modules act: whether each size is more than one.
+int ops_class(const config::Run& r) {
+  const config::Parallel& p = r.parallel;
+  return (p.tp > 1) | (p.cp > 1) << 1 | (p.ep > 1) << 2 | (p.etp > 1) << 3;
+}
+
+// Recompute settings of a search with the modules each lists as bits. The stack's rules on recompute and
+// on parallelism are separate ones: a setting is legal wherever its modules act.
 struct Settings {
   std::vector<std::string> modules;
   std::vector<Setting> all;
   std::vector<std::uint32_t> mask;
+  std::map<int, std::uint32_t> acting; // modules with something to do, by class of ops
 
-  Settings(const config::Model& model, const config::Run& first) {
-    Workload workload(model, first, model::upstream_provider());
-    for (const Setting& s : legal_settings(workload, false))
-      if (s.granularity != Granularity::Full) add(s);
+  Settings(const config::Model& model, const std::vector<config::Run>& points) {
+    for (const config::Run& r : points) {
+      auto [it, fresh] = acting.try_emplace(ops_class(r), 0);
+      if (!fresh) continue;
+      Workload workload(model, r, model::upstream_provider());
+      for (const Setting& s : legal_settings(workload, false))
+        if (s.granularity != Granularity::Full) it->second |= add(s);
+    }
+    const config::Run& first = points.front();
     auto legal = [&](const Setting& s) { return !model::any_rejected(model::validate(model, s.applied_to(first))); };
     auto full = [&](const char* method, std::int64_t n) {
-      if (Setting s{Granularity::Full, method, n}; n <= model.layers() && legal(s)) add(s);
+      if (Setting s{Granularity::Full, method, n}; n <= model.layers() && legal(s)) {
+        all.push_back(s);
+        mask.push_back(0);
+      }
     };
     for (std::int64_t n : {1, 2, 3, 4, 6, 8}) full("uniform", n);
     for (std::int64_t n = 1; n <= model.layers(); ++n) full("block", n);
   }
 
-  void add(const Setting& s) {
+  // Whether a run has the setting: its modules act there, and full granularity goes as deep as a chunk.
+  bool applies(size_t setting, const config::Run& run, std::int64_t depth) const {
+    const Setting& s = all[setting];
+    return s.granularity == Granularity::Full ? s.num_layers <= depth : (mask[setting] & ~acting.at(ops_class(run))) == 0;
+  }
+
+private:
+  std::uint32_t add(const Setting& s) {
     std::uint32_t bits = 0;
     for (const std::string& m : s.modules) {
       auto it = std::find(modules.begin(), modules.end(), m);
       if (it == modules.end()) it = modules.insert(it, m);
       bits |= 1u << (it - modules.begin());
     }
-    all.push_back(s);
-    mask.push_back(bits);
+    if (std::find(mask.begin(), mask.end(), bits) == mask.end()) {
+      all.push_back(s);
+      mask.push_back(bits);
+    }
+    return bits;
   }
 };
 
@@ -190,7 +215,7 @@ public:
   }
 
   Search run() {
-    const Settings settings(model_, points_.front());
+    const Settings settings(model_, points_);
     settings_ = &settings;
     out_.counts.parallel_points = static_cast<std::int64_t>(points_.size());
     prepare();
@@ -264,9 +289,8 @@ private:
   // How many of `settings` a point has: full granularity goes as deep as its chunks.
   std::int64_t usable(std::uint32_t point, const std::vector<size_t>& settings) const {
     const std::int64_t depth = deepest(points_[point]);
-    return std::count_if(settings.begin(), settings.end(), [&](size_t s) { return applies(settings_->all[s], depth); });
+    return std::count_if(settings.begin(), settings.end(), [&](size_t s) { return settings_->applies(s, points_[point], depth); });
   }
-  static bool applies(const Setting& s, std::int64_t depth) { return s.granularity != Granularity::Full || s.num_layers <= depth; }
 
   // Bounds of `settings` at `points`: candidates that may fit and that nothing priced so far covers.
   std::vector<Candidate> bounds(const std::vector<std::uint32_t>& points, const std::vector<size_t>& settings, double from,
@@ -300,7 +324,7 @@ private:
         }
         const std::int64_t depth = deepest(r);
         for (size_t s : settings) {
-          if (!applies(settings_->all[s], depth)) continue;
+          if (!settings_->applies(s, r, depth)) continue;
           const Bound b = bound(i, *shape, s);
           if (settings_->all[s].granularity == Granularity::None) least_step_[i] = b.step;
           if (b.peak > budget_) ++task.over;
@@ -326,8 +350,10 @@ private:
     const config::Run& r = points_[point];
     const config::Parallel& p = r.parallel;
     const int m = program::steady_micro_batches(static_cast<int>(p.pp), static_cast<int>(p.vp), static_cast<int>(r.micro_batches()));
-    return lower_bound(shape.under(setting), settings_->all[setting], chunks_.at({p.pp, p.vp}), kind_of_, moments_.at({p.pp, p.vp, m}),
-                       states_[state_of_[point]], r.micro_batches());
+    Bound b = lower_bound(shape.under(setting), settings_->all[setting], chunks_.at({p.pp, p.vp}), kind_of_, moments_.at({p.pp, p.vp, m}),
+                          states_[state_of_[point]], r.micro_batches());
+    if (r.cpu_offloading || r.fine_grained_offload) b.peak = state(point); // what is kept may lie in host memory
+    return b;
   }
 
   // Exact prices in the order of the step's bound, in batches of a fixed size: a candidate is left out

@@ -73,15 +73,16 @@ std::vector<std::pair<Seconds, Bytes>> front_of(std::vector<Priced> all, Bytes b
 } // namespace
 
 TEST_CASE("search finds the front that pricing every candidate finds, at any budget") {
-  for (const char* stack : {"megatron", "native"}) {
-    const Space s("tiny", 4, 4, {{"stack", stack}});
+  struct Small { const char* stack; std::int64_t gpus, batch; };
+  for (const auto& [stack, gpus, batch] : {Small{"megatron", 4, 2}, Small{"native", 2, 2}}) {
+    const Space s("tiny", gpus, batch, {{"stack", stack}});
     const std::vector<Priced> all = brute_force(s);
     REQUIRE(all.size() > 1000);
     std::vector<Bytes> totals;
     for (const Priced& p : all) totals.push_back(p.total);
     std::sort(totals.begin(), totals.end());
     for (double share : {0.0, 0.1, 0.5, 1.0}) {
-      CAPTURE(stack);
+      CAPTURE(std::string(stack));
       CAPTURE(share);
       const Bytes budget = totals[static_cast<size_t>(share * static_cast<double>(totals.size() - 1))];
       plan::SearchOptions options;

@@ -42,9 +42,9 @@ TEST_CASE("the longest sequence is the one that trying every length finds") {
   const Case c("tiny");
   const Bytes budget = plan::Estimator(c.profile.model, c.profile.run, c.hardware).evaluate({}).total_bytes + 8 * kMiB;
   for (plan::Freedom freedom : kBoth) {
-    const plan::Solved s = c.solve(plan::Unknown::Seq, freedom, budget, 64);
+    const plan::Solved s = c.solve(plan::Unknown::Seq, freedom, budget, 256);
     std::int64_t longest = 0;
-    for (std::int64_t seq = 64; seq <= 16384; seq += 64) {
+    for (std::int64_t seq = 256; seq <= 16384; seq += 256) {
       config::Run r = c.profile.run;
       r.seq = seq;
       if (c.fits(r, freedom, budget)) longest = seq;
@@ -64,7 +64,7 @@ TEST_CASE("no tensor of a layer shrinks with a longer sequence: what the sequenc
     config::Run run = c.profile.run;
     for (std::int64_t i : {std::int64_t{0}, c.profile.model.layers() - 1}) {
       std::vector<model::Storage> last;
-      for (std::int64_t seq = 1024; seq <= 65536; seq += 1024) {
+      for (std::int64_t seq = 1024; seq <= 65536; seq += 4096) {
         run.seq = seq;
         const model::OpList list = model::decoder_layer(c.profile.model, run, c.profile.model.mixers[static_cast<size_t>(i)],
                                                         c.profile.model.mlps[static_cast<size_t>(i)]);
