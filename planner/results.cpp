@@ -126,6 +126,8 @@ config::Profile make_profile(const Case& c, const std::vector<plan::Estimate>& e
     };
     row("memory.allocated_bytes", static_cast<double>(e.peak_bytes), "bytes");
     row("memory.reserved_bytes", static_cast<double>(e.peak_bytes + e.allocator_bytes), "bytes");
+    for (const plan::RankEstimate& r : e.ranks)
+      if (e.ranks.size() > 1) row(fmt::format("ranks.{}.allocated_bytes", r.rank), static_cast<double>(r.peak.bytes), "bytes");
     row("memory.total_bytes", static_cast<double>(e.total_bytes), "bytes");
     for (int i = 0; i < kCategoryCount; ++i) {
       const Category k = static_cast<Category>(i);

@@ -26,9 +26,9 @@ struct CompareCommand {
 
   int run() {
     if (!fail_above_text.empty()) fail_above = parse_percent(fail_above_text);
-    config::Profile a = config::read_profile(std::filesystem::path(first));
+    config::Profile a = read(first);
     config::Profile b;
-    if (!second.empty()) b = config::read_profile(std::filesystem::path(second));
+    if (!second.empty()) b = read(second);
     else if (!observed.empty()) b = observation(a);
     else throw Error(ErrorCode::Usage, "compare needs a second profile or --observed", "gdnplan compare A.yaml B.yaml, or A.yaml --observed allocated=77.8GB");
 
@@ -49,6 +49,20 @@ struct CompareCommand {
     out.json = [&] { return json(a, b, rows, unmatched, failed); };
     write(out, output);
     return failed ? 5 : 0;
+  }
+
+  // "FILE", or "FILE:SET" for one of its sets.
+  static config::Profile read(const std::string& what) {
+    const std::size_t colon = what.rfind(".yaml:");
+    if (colon == std::string::npos) return config::read_profile(std::filesystem::path(what));
+    const std::string set = what.substr(colon + 6);
+    config::Profile p = config::read_profile(std::filesystem::path(what.substr(0, colon + 5)));
+    std::vector<std::string> names;
+    for (const config::ProfileSet& s : p.sets) names.push_back(s.modules);
+    std::erase_if(p.sets, [&](const config::ProfileSet& s) { return s.modules != set; });
+    if (p.sets.empty())
+      throw Error(ErrorCode::Config, fmt::format("'{}' has no set '{}'{}", what.substr(0, colon + 5), set, did_you_mean(set, names)));
+    return p;
   }
 
   static double parse_percent(const std::string& text) {
@@ -235,7 +249,7 @@ struct CompareCommand {
 Runner add_compare(CLI::App& program) {
   auto command = std::make_shared<CompareCommand>();
   CLI::App* app = program.add_subcommand("compare", "two profiles, predicted or measured; or one and a line of one's own log");
-  app->add_option("A", command->first, "a gdn.profile/1 file")->required();
+  app->add_option("A", command->first, "a gdn.profile/1 file; FILE:SET takes one of its sets")->required();
   app->add_option("B", command->second, "another one");
   app->add_option("--observed", command->observed, "allocated=77.8GB[,reserved=...,step=SECONDS,modules=...] (here GB is 1e9 bytes, GiB 2^30)");
   app->add_option("--fail-above", command->fail_above_text, "end with 5 when a row differs by more, such as 2%");

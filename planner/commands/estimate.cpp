@@ -1,3 +1,5 @@
+#include <optional>
+
 #include <fmt/format.h>
 
 #include "core/error.h"
@@ -17,6 +19,11 @@ struct EstimateCommand {
   std::string solve;
   bool ranks = false;
 
+  struct Simulated {
+    std::optional<plan::ReservedBand> reserved; // unset: too many ops to replay, or stack native
+    std::vector<plan::ReplayCost> replays;
+  };
+
   int run() {
     const Case c = load(model);
     if (!solve.empty()) return run_solve(c, solve, plan::Freedom::Setting, output);
@@ -31,8 +38,9 @@ struct EstimateCommand {
       if (auto notice = plan::fragmentation_notice(e)) notices.push_back(*notice);
     const std::vector<cost::Assumption> assumptions = estimator.assumptions();
     Output out;
-    out.text = text(c, e, layers, notices, assumptions);
-    out.json = [&] { return json(c, e, layers, notices, assumptions); };
+    const Simulated simulated{estimator.reserved(e), estimator.replay_costs(setting)};
+    out.text = text(c, e, simulated, layers, notices, assumptions);
+    out.json = [&] { return json(c, e, simulated, layers, notices, assumptions); };
     out.csv = [&] { return csv(e); };
     out.yaml = [&] { return config::to_yaml(make_profile(c, {e}, &estimator)); };
     out.svg = [&] { return memory_figure(c, estimator, e); };
@@ -45,7 +53,7 @@ struct EstimateCommand {
     return e.fits ? 0 : 3;
   }
 
-  report::Document text(const Case& c, const plan::Estimate& e, const std::vector<plan::LayerEstimate>& layers,
+  report::Document text(const Case& c, const plan::Estimate& e, const Simulated& simulated, const std::vector<plan::LayerEstimate>& layers,
                         const std::vector<plan::Notice>& notices, const std::vector<cost::Assumption>& assumptions) const {
     report::Document d;
     add_run(d, c);
@@ -65,6 +73,10 @@ struct EstimateCommand {
     d.line(fmt::format("allocated peak {}, with context and allocator {} of {}: {}", format_gib(e.peak_bytes), format_gib(e.total_bytes),
                        format_gib(e.budget_bytes), verdict),
            !e.fits ? report::Tone::Bad : e.tight ? report::Tone::Warn : report::Tone::Good, 2);
+    if (simulated.reserved)
+      d.line(fmt::format("PyTorch's allocator, simulated: reserves {} to {}{}", format_gib(simulated.reserved->low), format_gib(simulated.reserved->high),
+                         c.profile.run.settings.expandable_segments ? " with expandable segments" : ""),
+             report::Tone::Plain, 2);
     d.line(fmt::format("peak in {}: {}", w.peak_phase, w.peak_event), report::Tone::Plain, 2);
     std::string largest;
     for (const auto& [name, bytes] : w.largest) largest += fmt::format("{}{} {}", largest.empty() ? "" : ", ", name, format_bytes(bytes));
@@ -94,6 +106,12 @@ struct EstimateCommand {
              {"model FLOPs", fmt::format("{:.0f} TFLOP/s a GPU, MFU {:.1f} %, HFU {:.1f} %", e.model_tflops_per_gpu, e.mfu * 100, e.hfu * 100)},
              {"recompute", fmt::format("{} a step ({:.1f} %)", format_seconds(e.recompute_seconds), 100 * e.recompute_seconds / e.step_seconds)},
              {"reduction, update", fmt::format("{}, {}", format_seconds(e.reduce_seconds), format_seconds(e.optimizer_seconds))}});
+    d.pairs({{"band", fmt::format("{} to {} a step", format_seconds(e.step_low), format_seconds(e.step_high))}});
+    if (w.offloaded > 0)
+      d.pairs({{"offload", fmt::format("{} a micro-batch each way: {} on the host link beside {} of forward", format_bytes(w.offloaded),
+                                       format_seconds(w.offload_seconds), format_seconds(w.forward))}});
+    if (w.host_bytes > 0) d.pairs({{"host memory", fmt::format("{} a rank", format_gib(w.host_bytes))}});
+    add_replays(d, e, simulated.replays);
     add_notices(d, notices);
     add_assumptions(d, assumptions);
     return d;
@@ -116,8 +134,17 @@ struct EstimateCommand {
   static void phases(report::Document& d, const plan::RankEstimate& w) {
     report::Table t{"phases", {{"phase"}, {"peak", report::Align::Right}}};
     for (const auto& [name, bytes] : {std::pair{"forward", w.forward_peak}, {"loss", w.loss_peak}, {"backward", w.backward_peak},
-                                      {"replay", w.replay_peak}, {"optimizer", w.optimizer_peak}})
+                                      {"replay", w.replay_peak}, {"gradient reduction, update", w.optimizer_peak}, {"first step, before Adam's moments", w.first_step_peak}})
       if (bytes > 0) t.rows.push_back({name, format_gib(bytes)});
+    d.table(std::move(t));
+  }
+
+  static void add_replays(report::Document& d, const plan::Estimate& e, const std::vector<plan::ReplayCost>& replays) {
+    if (replays.empty()) return;
+    d.heading("Recompute, a step of the rank that replays most");
+    report::Table t{"replays", {{"module"}, {"layers"}, {"time", report::Align::Right}, {"of the step", report::Align::Right}}};
+    for (const plan::ReplayCost& r : replays)
+      t.rows.push_back({r.module, r.layer_kind, format_seconds(r.seconds), fmt::format("{:.2f} %", 100 * r.seconds / e.step_seconds)});
     d.table(std::move(t));
   }
 
@@ -133,7 +160,7 @@ struct EstimateCommand {
     d.table(std::move(t));
   }
 
-  static Json json(const Case& c, const plan::Estimate& e, const std::vector<plan::LayerEstimate>& layers,
+  static Json json(const Case& c, const plan::Estimate& e, const Simulated& simulated, const std::vector<plan::LayerEstimate>& layers,
                    const std::vector<plan::Notice>& notices, const std::vector<cost::Assumption>& assumptions) {
     Json j = json_head("gdnplan.estimate/1", c, e.setting.text());
     const plan::RankEstimate& w = e.worst_rank();
@@ -145,6 +172,16 @@ struct EstimateCommand {
                    {"budget_bytes", e.budget_bytes}, {"categories", json_categories(e.categories)}, {"outside", std::move(outside)},
                    {"phases", {{"forward", w.forward_peak}, {"loss", w.loss_peak}, {"backward", w.backward_peak}, {"replay", w.replay_peak},
                                {"optimizer", w.optimizer_peak}}}};
+    if (simulated.reserved) {
+      j["memory"]["reserved_low_bytes"] = simulated.reserved->low;
+      j["memory"]["reserved_high_bytes"] = simulated.reserved->high;
+    }
+    Json library = Json::array();
+    for (const model::LibraryBuffer& b : w.library) library.push_back({{"name", b.name}, {"bytes", b.bytes}, {"source", b.source}});
+    j["memory"]["library"] = std::move(library);
+    j["memory"]["first_step_peak_bytes"] = w.first_step_peak;
+    j["memory"]["host_bytes"] = w.host_bytes;
+    j["memory"]["offloaded_bytes_per_micro_batch"] = w.offloaded;
     Json largest = Json::array();
     for (const auto& [name, bytes] : w.largest) largest.push_back({{"tensor", name}, {"bytes", bytes}});
     j["memory"]["largest_at_peak"] = std::move(largest);
@@ -160,6 +197,12 @@ struct EstimateCommand {
                           {"retained_bytes_per_micro_batch", r.retained_per_micro_batch}});
     j["ranks"] = std::move(per_rank);
     j["throughput"] = json_throughput(e);
+    j["throughput"]["step_low_seconds"] = e.step_low;
+    j["throughput"]["step_high_seconds"] = e.step_high;
+    Json replays = Json::array();
+    for (const plan::ReplayCost& r : simulated.replays)
+      replays.push_back({{"module", r.module}, {"layer_kind", r.layer_kind}, {"seconds", r.seconds}});
+    j["replays"] = std::move(replays);
     j["assumptions"] = json_assumptions(assumptions);
     j["notices"] = json_notices(notices);
     return j;
