@@ -11,20 +11,9 @@ using program::Pass;
 
 namespace {
 
-// Seconds of every event of a trace; they add up to CostModel::time.
 std::vector<Seconds> durations(const program::UnitTrace& t, const cost::CostModel& cost, const model::Provider& provider) {
   std::vector<Seconds> out;
-  for (const program::Event& e : t.events) {
-    const model::Op& op = t.list->ops[static_cast<size_t>(e.op)];
-    std::string_view pass = "forward";
-    if (e.step >= 0) {
-      const std::string& name = op.steps[static_cast<size_t>(e.step)].name;
-      pass = name == "dgrad" || name == "wgrad" ? std::string_view(name) : std::string_view("backward");
-    }
-    Seconds s = cost.seconds(provider.work(*t.list, op, e.step), pass);
-    for (const model::Collective& c : e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives) s += cost.seconds(c);
-    out.push_back(s);
-  }
+  for (const program::Event& e : t.events) out.push_back(cost.seconds(t, e, provider));
   return out;
 }
 
