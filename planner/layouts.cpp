@@ -10,7 +10,7 @@
 
 namespace gdn::planner {
 
-std::string layout_text(const config::Run& run) {
+std::string layout_text(const config::Run& run, bool optimizer) {
   const config::Parallel& p = run.parallel;
   std::string text;
   auto size = [&](const char* name, std::int64_t n) {
@@ -24,8 +24,8 @@ std::string layout_text(const config::Run& run) {
   size("ETP", p.etp);
   size("DP", p.dp());
   text += fmt::format("{}micro-batch {}", text.empty() ? "" : ", ", run.micro_batch);
-  if (run.optimizer.gradient_dtype == DType::BF16) text += ", bf16 gradients";
-  if (run.optimizer.precision_aware) text += ", precision-aware optimizer";
+  if (optimizer && run.optimizer.gradient_dtype == DType::BF16) text += ", bf16 gradients";
+  if (optimizer && run.optimizer.precision_aware) text += ", precision-aware optimizer";
   return text;
 }
 

@@ -180,6 +180,8 @@ void write(const Output& output, const OutputOptions& options) {
     if (ending == ".html" && output.html) format = "html";
     if (ending == ".svg" && output.svg) format = "svg";
   }
+  if ((format == "html" && !output.html) || (format == "svg" && !output.svg) || (format == "yaml" && !output.yaml))
+    throw Error(ErrorCode::Usage, fmt::format("--format {}: this answer has no such form", format), "text and json always work");
   std::string text;
   if (format == "json") text = output.json().dump(2) + "\n";
   else if (format == "yaml") text = output.yaml();

@@ -76,19 +76,50 @@ std::string settings_figure(const plan::Plan& plan, const plan::Setting& chosen)
   return report::dot_chart(chart);
 }
 
+std::string front_figure(const plan::Search& search) {
+  report::DotChart chart;
+  chart.title = "The fastest layout for its memory";
+  chart.x_label = "allocated peak, GiB";
+  chart.y_label = "thousand tokens/s";
+  for (const plan::SearchPoint& p : search.front) {
+    const plan::Estimate& e = p.estimate;
+    chart.dots.push_back({gib(e.peak_bytes), e.tokens_per_second / 1e3, fmt::format("{}; {}", layout_text(p.run), e.setting.text()),
+                          chart.dots.empty() ? "chosen" : "front", true});
+  }
+  return report::dot_chart(chart);
+}
+
+namespace {
+
+std::vector<report::Card> cards(const plan::Estimate& e) {
+  const report::Tone tone = !e.fits ? report::Tone::Bad : e.tight ? report::Tone::Warn : report::Tone::Good;
+  return {{format_gib(e.peak_bytes, 1), "allocated peak"},
+          {e.fits ? format_gib(e.margin(), 1) + " left" : format_gib(-e.margin(), 1) + " over",
+           fmt::format("of {} with context and allocator", format_gib(e.budget_bytes, 1)), tone},
+          {format_count(static_cast<std::int64_t>(e.tokens_per_second)), "tokens/s"},
+          {fmt::format("{:.1f} %", e.mfu * 100), "model FLOPs utilisation"},
+          {format_seconds(e.step_seconds), fmt::format("a step, {:.1f} % of it recompute", 100 * e.recompute_seconds / e.step_seconds)}};
+}
+
+std::string subtitle(const Case& c, const config::Run& run, const plan::Setting& setting) {
+  return fmt::format("{} x {}: {}, sequences of {} tokens, {} a step; recompute {}", run.parallel.gpus, c.hardware.name, layout_text(run),
+                     format_count(run.seq), run.global_batch, setting.text());
+}
+
+} // namespace
+
+report::Page make_page(const Case& c, const plan::Search& search, const report::Document& details) {
+  const plan::SearchPoint& best = search.front.front();
+  report::Page page{c.profile.model.name, subtitle(c, best.run, best.estimate.setting), cards(best.estimate), {}};
+  page.body.heading(fmt::format("The fastest layouts for their memory, of {} candidates", format_count(search.counts.candidates)));
+  page.body.figure(front_figure(search), "Nothing legal is both faster and smaller than a point of the line; the ringed one is shown here.");
+  for (const report::Block& b : details.blocks) page.body.blocks.push_back(b);
+  return page;
+}
+
 report::Page make_page(const Case& c, plan::Estimator& estimator, const plan::Estimate& e, const plan::Plan& plan,
                        const report::Document& details) {
-  report::Page page;
-  page.title = c.profile.model.name;
-  page.subtitle = fmt::format("{} x {}: {}, sequences of {} tokens, {} a step; recompute {}", c.profile.run.parallel.gpus, c.hardware.name,
-                              layout_text(c.profile.run), format_count(c.profile.run.seq), c.profile.run.global_batch, e.setting.text());
-  const report::Tone tone = !e.fits ? report::Tone::Bad : e.tight ? report::Tone::Warn : report::Tone::Good;
-  page.cards = {{format_gib(e.peak_bytes, 1), "allocated peak"},
-                {e.fits ? format_gib(e.margin(), 1) + " left" : format_gib(-e.margin(), 1) + " over",
-                 fmt::format("of {} with context and allocator", format_gib(e.budget_bytes, 1)), tone},
-                {format_count(static_cast<std::int64_t>(e.tokens_per_second)), "tokens/s"},
-                {fmt::format("{:.1f} %", e.mfu * 100), "model FLOPs utilisation"},
-                {format_seconds(e.step_seconds), fmt::format("a step, {:.1f} % of it recompute", 100 * e.recompute_seconds / e.step_seconds)}};
+  report::Page page{c.profile.model.name, subtitle(c, c.profile.run, e.setting), cards(e), {}};
   page.body.heading("Memory over the step");
   page.body.figure(memory_figure(c, estimator, e),
                    fmt::format("Live bytes of rank {}, the fullest, in the order it runs; the strip below shows forward (light), backward (dark) and "

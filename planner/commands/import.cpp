@@ -68,6 +68,7 @@ Runner add_import(CLI::App& program) {
   app->footer("Example: gdnplan import ./config.json -o model.yaml\nArguments that nothing reads are listed on stderr.");
   return [command, app] {
     std::vector<std::string> words = app->remaining();
+    if (!words.empty() && words.front() == "--") words.erase(words.begin());
     if (!words.empty()) command->source += (command->source.empty() ? "" : " ") + join(words);
     if (command->source.empty()) throw Error(ErrorCode::Usage, "import needs a SOURCE", "a config.json, or Megatron-LM arguments");
     return command->run();

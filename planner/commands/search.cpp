@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "planner/commands/commands.h"
 #include "planner/layouts.h"
+#include "planner/page.h"
 #include "planner/progress.h"
 #include "planner/results.h"
 
@@ -34,6 +35,10 @@ struct SearchCommand {
     out.text = text(c, s);
     out.json = [&] { return json(c, s); };
     out.csv = [&] { return csv(s); };
+    if (!s.front.empty()) {
+      out.svg = [&] { return front_figure(s); };
+      out.html = [&] { return make_page(c, s, out.text); };
+    }
     out.yaml = [&] {
       if (s.front.empty()) throw Error(ErrorCode::DoesNotFit, "nothing fits: there is no run to write");
       return yaml_layout(s.front.front().run, fmt::format("gdnplan search on {} x {}, {} candidates", c.profile.run.parallel.gpus,
@@ -81,13 +86,13 @@ struct SearchCommand {
       last = e.peak_bytes;
       const report::Tone tone = e.tight ? report::Tone::Warn : report::Tone::Plain;
       t.rows.push_back({format_count(static_cast<std::int64_t>(e.tokens_per_second)), {format_gib(e.peak_bytes), tone},
-                        {format_gib(e.margin()), tone}, layout_text(p.run), e.setting.text()});
+                        {format_gib(e.margin()), tone}, layout_text(p.run, optimizer_options), e.setting.text()});
     }
     const size_t shown = t.rows.size();
     d.table(std::move(t));
     if (shown < s.front.size())
       d.line(fmt::format("{} of {} points of the front (--all lists every one)", shown, s.front.size()), report::Tone::Dim, 2);
-    d.heading(fmt::format("Best: {}; recompute {}", layout_text(s.front.front().run), s.front.front().estimate.setting.text()));
+    d.heading(fmt::format("Best: {}; recompute {}", layout_text(s.front.front().run, optimizer_options), s.front.front().estimate.setting.text()));
     add_layout(d, s.front.front().run, s.front.front().estimate);
     d.line("--format yaml writes it as a run file for --run", report::Tone::Dim, 2);
     add_assumptions(d, s.assumptions);
@@ -130,7 +135,7 @@ Runner add_search(CLI::App& program) {
   auto command = std::make_shared<SearchCommand>();
   CLI::App* app = program.add_subcommand("search", "every layout of the GPUs with every recompute setting: the fastest for its memory");
   command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv", "yaml"});
+  command->output.add_to(*app, {"text", "json", "csv", "yaml", "html", "svg"});
   app->add_option("--solve", command->solve, kSolveHelp);
   app->add_flag("--optimizer-options", command->optimizer_options, "also bf16 gradients and the precision-aware optimizer");
   app->add_flag("--all", command->all, "list every point of the front");

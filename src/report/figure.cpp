@@ -21,7 +21,7 @@ double round_step(double top, int count) {
 }
 
 std::string number(double v) {
-  std::string s = fmt::format("{:.2f}", v);
+  std::string s = fmt::format("{:.1f}", v);
   while (s.back() == '0') s.pop_back();
   if (s.back() == '.') s.pop_back();
   return s == "-0" ? "0" : s;
@@ -104,11 +104,17 @@ std::string area_chart(const AreaChart& c) {
   out += text(kLeft - 8, kTop - 14, "end", "tick", c.y_unit);
   std::vector<double> floor(columns, 0);
   for (const Band& b : c.bands) {
+    // Points on a level stretch say nothing.
+    std::vector<double> roof(columns);
+    for (size_t i = 0; i < columns; ++i) roof[i] = floor[i] + b.values[i];
+    auto turns = [&](const std::vector<double>& v, size_t i) { return i == 0 || i + 1 == columns || v[i] != v[i - 1] || v[i] != v[i + 1]; };
     std::string path;
-    for (size_t i = 0; i < columns; ++i) path += fmt::format("{}{} {}", i ? "L" : "M", number(x(i)), number(y(floor[i] + b.values[i])));
-    for (size_t i = columns; i-- > 0;) path += fmt::format("L{} {}", number(x(i)), number(y(floor[i])));
+    for (size_t i = 0; i < columns; ++i)
+      if (turns(roof, i)) path += fmt::format("{}{} {}", path.empty() ? "M" : "L", number(x(i)), number(y(roof[i])));
+    for (size_t i = columns; i-- > 0;)
+      if (turns(floor, i)) path += fmt::format("L{} {}", number(x(i)), number(y(floor[i])));
     out += fmt::format("<path class=\"{}\" d=\"{}Z\"><title>{}</title></path>\n", b.colour, path, escaped(b.name));
-    for (size_t i = 0; i < columns; ++i) floor[i] += b.values[i];
+    floor = std::move(roof);
   }
   const double x_step = round_step(c.x_end, 8);
   for (double v = 0; v <= c.x_end; v += x_step) {

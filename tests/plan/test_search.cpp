@@ -74,7 +74,7 @@ std::vector<std::pair<Seconds, Bytes>> front_of(std::vector<Priced> all, Bytes b
 
 TEST_CASE("search finds the front that pricing every candidate finds, at any budget") {
   struct Small { const char* stack; std::int64_t gpus, batch; };
-  for (const auto& [stack, gpus, batch] : {Small{"megatron", 4, 2}, Small{"native", 2, 2}}) {
+  for (const auto& [stack, gpus, batch] : {Small{"megatron", 4, 1}, Small{"megatron", 2, 2}, Small{"native", 2, 1}}) {
     const Space s("tiny", gpus, batch, {{"stack", stack}});
     const std::vector<Priced> all = brute_force(s);
     REQUIRE(all.size() > 1000);
