@@ -107,20 +107,30 @@ Errors compare(Device& device, Copies& copies, const View& v) {
   return {device_off == 0 ? 0 : std::numeric_limits<double>::infinity(), 0};
 }
 
-// Where the device keeps N in the tensor A of a rule, T = I - diag(beta) N takes its place in the copies.
-void inverse_from_n(const OpCall& call, Copies& copies) {
-  const View a = call.out(2), beta = call.in(4);
-  auto rewrite = [&](std::byte* to, DType type, const std::byte* betas, DType beta_type) {
-    const reference::Values t(to, type, a.rows, a.cols, a.stride);
-    const reference::ConstValues b(betas, beta_type, beta.rows, beta.cols, beta.stride);
-    const auto sequences = call.batch().sequences;
-    for (size_t s = 0; s + 1 < sequences.size(); ++s)
-      for (std::int64_t row = sequences[s]; row < sequences[s + 1]; ++row)
-        for (std::int64_t c = 0; c < a.cols; ++c)
-          t.set(row, c, ((row - sequences[s]) % 64 == c % 64 ? 1 : 0) - b.get(row, c / 64) * t.get(row, c));
-  };
-  rewrite(copies.own(a.data), a.dtype, copies.own(beta.data), beta.dtype);
-  rewrite(copies.wide(a.data), DType::FP64, copies.wide(beta.data), DType::FP64);
+// A device that keeps a matrix of its own in the tensor A of a rule gets the reference's in the copies, made from the other
+// operands: the inverse of I + M, M_ij = beta_i (k_i . k_j) e^(gamma_i - gamma_j) for j < i in a chunk of 64.
+void exact_inverse(const OpCall& call, Copies& copies) {
+  const auto& attr = call.attr<model::GdnAttr>();
+  const View a = call.out(2), beta = call.in(4), gamma = call.out(1), keys = attr.normalise ? call.out(4) : call.in(1);
+  auto wide = [&](const View& v) { return reference::Values(copies.wide(v.data), DType::FP64, v.rows, v.cols, v.stride); };
+  const reference::Values t = wide(a), own(copies.own(a.data), a.dtype, a.rows, a.cols, a.stride), b = wide(beta), g = wide(gamma), k = wide(keys);
+  const std::int64_t heads = a.cols / 64, group = heads * attr.key_dim / keys.cols;
+  const auto sequences = call.batch().sequences;
+  for (size_t s = 0; s + 1 < sequences.size(); ++s)
+    for (std::int64_t first = sequences[s]; first < sequences[s + 1]; first += 64)
+      for (std::int64_t h = 0; h < heads; ++h) {
+        const std::int64_t rows = std::min<std::int64_t>(64, sequences[s + 1] - first);
+        for (std::int64_t i = 0; i < rows; ++i) {
+          for (std::int64_t j = 0; j < 64; ++j) t.set(first + i, 64 * h + j, i == j);
+          for (std::int64_t l = 0; l < i; ++l) {
+            double m = 0;
+            for (std::int64_t c = h / group * attr.key_dim; c < (h / group + 1) * attr.key_dim; ++c) m += k.get(first + i, c) * k.get(first + l, c);
+            m *= b.get(first + i, h) * std::exp(g.get(first + i, h) - g.get(first + l, h));
+            for (std::int64_t j = 0; j <= l; ++j) t.add(first + i, 64 * h + j, -m * t.get(first + l, 64 * h + j));
+          }
+          for (std::int64_t j = 0; j < 64; ++j) own.set(first + i, 64 * h + j, t.get(first + i, 64 * h + j));
+        }
+      }
 }
 
 } // namespace
@@ -135,7 +145,7 @@ void OpCheck::run(const OpCall& call) {
   inner_.synchronise();
   inner_.fetch_host_table(call);
   const bool keeps_n = call.op().kind == model::OpKind::Rule && inner_.rule_keeps_n();
-  if (keeps_n && call.step() >= 0) inverse_from_n(call, copies);
+  if (keeps_n && call.step() >= 0) exact_inverse(call, copies);
   cpu::run_elsewhere(call, call.list(), [&](const std::byte* at, DType) { return copies.own(at); });
   cpu::run_elsewhere(call, wide->second, [&](const std::byte* at, DType) { return copies.wide(at); });
 

@@ -174,13 +174,6 @@ __device__ void compute(const Args& a, Shared& s) {
   Ring<kStages> ring;
   for (int tile = blockIdx.x; tile < s.before[a.experts]; tile += gridDim.x) {
     const Item item = item_of<kForm>(a, s, tile);
-    if (kForm != Form::kWgrad && item.m + 64 * group >= item.rows) { // the expert has no rows for this warpgroup
-      for (int step = 0; step < item.steps; ++step, ring.advance()) {
-        barrier_wait(&s.full[ring.stage], ring.parity);
-        warp_arrive(&s.empty[ring.stage]);
-      }
-      continue;
-    }
     float d[64];
     int previous = -1;
     for (int step = 0; step < item.steps; ++step, ring.advance()) {
