@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "cost/pipeline.h"
 #include "model/flops.h"
+#include "model/fp8.h"
 #include "model/dims.h"
 #include "plan/reserved.h"
 
@@ -50,9 +51,15 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
     for (const model::Chunk& c : rank.chunks)
       for (const model::OpList* list : workload_.lists(c)) lists.push_back(list);
     rank.library = model::library_buffers(lists, run);
+    if (const Bytes bytes = model::quantised_weights(table_, model, run, r, std::atoi(hardware.sm.c_str())); bytes > 0)
+      rank.library.push_back({"quantised weights", "Transformer Engine keeps them for all micro-batches of a step [inferred]", bytes});
     if (run.stack == "megatron")
       for (const config::ReserveRow& row : hardware.reserve)
         if (row.per == "allocator") rank.library.push_back({row.name, row.source, row.bytes});
+    for (const model::OpList* list : lists)
+      for (model::Misaligned& m : model::misaligned(*list, run))
+        if (std::none_of(misaligned_.begin(), misaligned_.end(), [&](const auto& seen) { return seen.op == m.op && seen.what == m.what; }))
+          misaligned_.push_back(std::move(m));
     ranks_.push_back(std::move(rank));
   }
   // One communicator a group of more than one rank; all-to-all buffers where experts or GDN heads are exchanged.
@@ -342,8 +349,11 @@ std::vector<cost::Assumption> Estimator::assumptions() const {
   auto unpriced = [&](bool set, const char* key) {
     if (set) out.push_back({std::string("unpriced.") + key, fmt::format("{}: checked, not priced; sizes and times are those without it", key)});
   };
-  unpriced(!run_.fp8_recipe.empty(), "fp8_recipe");
-  unpriced(run_.fp4, "fp4");
+  if (model::low_precision(run_)) {
+    out.push_back({"low_precision", "fp8 and fp4: quantised inputs and weights of the linears are priced; their GEMMs take the time of bf16"});
+    for (const model::Misaligned& m : misaligned_)
+      out.push_back({"alignment." + m.op, fmt::format("{}: {} local {} must be a multiple of {} for this recipe", m.op, m.size, m.what, m.multiple)});
+  }
   if (run_.settings.packed && run_.documents.empty())
     out.push_back({"unpriced.packed", "packed without document_lengths: priced as one document of seq_length tokens"});
   unpriced(run_.settings.fp32_residual_connection, "fp32_residual_connection");

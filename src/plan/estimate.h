@@ -6,6 +6,7 @@
 
 #include "config/hardware.h"
 #include "cost/cost.h"
+#include "model/fp8.h"
 #include "model/library_buffers.h"
 #include "model/parameters.h"
 #include "model/static_state.h"
@@ -130,6 +131,7 @@ private:
   cost::CostModel cost_;
   model::ParameterTable table_;
   std::vector<Rank> ranks_;
+  std::vector<model::Misaligned> misaligned_; // sizes that a low-precision recipe does not take
   std::vector<OutsideRow> outside_;
   Flops model_flops_per_token_ = 0;
   Bytes boundary_bytes_ = 0;                 // hidden states sent to the next stage

@@ -182,6 +182,41 @@ TEST_CASE("fine-grained offload: the inputs of named modules, above a size") {
   CHECK(c.estimate().worst_rank().offloaded == Bytes{40} * 4096 * 8 * 1024 * 2);
 }
 
+TEST_CASE("fp8 and fp4: linears keep a quantised input, by recipe") {
+  auto retained = [](const char* key, const char* value) {
+    const Case c("llama3-70b", one_gpu({{key, value}}));
+    plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
+    return e.layers(plan::Setting::of(c.profile.run))[1].retained;
+  };
+  const Bytes bf16 = retained("fp4", "false");
+  // Gone in bf16: both normalised inputs and FC2's (the attention output stays, its core reads it); new: four inputs.
+  const Bytes gone = 4096 * 2 * (8192 + 8192 + 28672), elements = 4096 * (8192 + 8192 + 8192 + 28672);
+  CHECK(bf16 - retained("fp8_recipe", "mxfp8") == gone - (elements + elements / 32));
+  CHECK(bf16 - retained("fp8_recipe", "blockwise") == gone - (elements + elements / 32)); // 4 bytes a block of 128
+  CHECK(bf16 - retained("fp8_recipe", "tensorwise") == gone - (elements + 4 * 4));
+  CHECK(bf16 - retained("fp4", "true") == gone - (elements / 2 + elements / 16));
+}
+
+TEST_CASE("fp8: weights are held quantised, and sizes that a recipe refuses are named with their multiple") {
+  const Case c("llama3-70b", one_gpu({{"fp8_recipe", "mxfp8"}}));
+  const std::int64_t linears = std::int64_t{12} * 8192 * (10240 + 8192 + 57344 + 28672);
+  Bytes weights = 0;
+  const plan::Estimate estimate = c.estimate();
+  for (const model::LibraryBuffer& b : estimate.worst_rank().library)
+    if (b.name == "quantised weights") weights = b.bytes;
+  CHECK(weights == 2 * (linears + linears / 32));
+  // A GDN projection over TP 8: (2 x 2048 + 2 x 4096 + 2 x 32) / 8 = 1,544 columns, no multiple of 16 or 32.
+  config::ModelProfile p = config::Profiles().model("qwen3.5-35b-a3b", {{"tensor_model_parallel_size", "8"}, {"sequence_parallel", "true"},
+                                                                       {"expert_model_parallel_size", "8"}, {"fp8_recipe", "mxfp8"}});
+  const config::Hardware h = config::Profiles().hardware("h200");
+  plan::Estimator e(p.model, p.run, h);
+  std::string text;
+  for (const cost::Assumption& a : e.assumptions())
+    if (a.key == "alignment.in_proj") text = a.text;
+  CHECK(text.find("1544") != std::string::npos);
+  CHECK(text.find("multiple of 32") != std::string::npos);
+}
+
 TEST_CASE("every gap of measurement is named, and widens the band") {
   config::Hardware h = config::Profiles().hardware("b200");
   auto band = [&] {
