@@ -46,6 +46,11 @@ Session::Session(config::Model model, config::Run run, Device& device, Bytes bud
     : model_(std::move(model)), run_(std::move(run)), device_(device), budget_(budget),
       alone_(ranks ? nullptr : rank_alone(run_.parallel)), ranks_(ranks ? ranks : alone_.get()),
       workload_(std::make_unique<plan::Workload>(model_, run_, laid_out_for ? *laid_out_for : device.provider())) {
+  const bool attends = std::find(model_.mixers.begin(), model_.mixers.end(), config::LayerKind::Attention) != model_.mixers.end();
+  if (attends && run_.parallel.tp > model_.attention.kv_heads)
+    throw Error(ErrorCode::Config, fmt::format("tensor_model_parallel_size: {} ranks share {} key-value heads, which is not executed", run_.parallel.tp,
+                                               model_.attention.kv_heads),
+                "gdnplan prices it; here tp divides num_key_value_heads");
   const Bytes state = Parameters::bytes_of(model::static_state(model_, run_, ranks_->place().pp)).total();
   if (state > budget_)
     throw Error(ErrorCode::DoesNotFit,
