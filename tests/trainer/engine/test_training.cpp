@@ -41,7 +41,7 @@ std::vector<StepRecord> train(const Setup& s, std::vector<float>* weights = null
   CpuDevice device;
   Session session(s.profile.model, s.profile.run, device);
   session.use(s.setting);
-  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq, s.profile.run.settings.packed);
   Training training(session, s.train, *tokens);
   std::vector<StepRecord> out;
   while (!training.finished()) out.push_back(training.step());
@@ -271,10 +271,9 @@ TEST_CASE("initial weights: A_init_range, conv_init, dt_bias, and nothing infini
     config::Run r = fixture::run();
     r.stack = "native"; // A_log in fp32
     CpuDevice device;
-    Ledger ledger;
-    Parameters p(m, r, device, ledger);
-    p.initialise(seed);
-    return p.weights(name);
+    Session session(m, r, device);
+    session.parameters().initialise(seed);
+    return session.parameters().weights(name);
   };
   for (std::uint64_t seed = 0; seed < 5; ++seed) {
     m.gdn.a_init_lo = 0; // an A of 0 would be a head that never forgets, for good
