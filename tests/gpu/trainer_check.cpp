@@ -67,6 +67,10 @@ const Case kCases[] = {
        m.attention.head_dim = 256;
        m.attention.heads = 6;
      }},
+    {"native, heads of 32", "native", [](config::Model& m, config::Run&) {
+       m.gdn.key_head_dim = m.gdn.value_head_dim = m.attention.head_dim = 32;
+       m.moe.ffn = m.moe.shared_ffn = 64;
+     }},
     {"native, packed documents, wide heads", "native", [](config::Model& m, config::Run& r) {
        pack(r);
        m.gdn.key_head_dim = m.gdn.value_head_dim = 128;
