@@ -121,8 +121,8 @@ namespace {
 // differentiated one by one, as transformers' plain PyTorch path does (autograd through cumsum and
 // exp(g_i - g_j)): the terms of a row and of a column have the size of the mixer's other gradients, cancel,
 // and leave their rounding. Differentiating that formula with a scalar tape (96 random tokens, chunk 64)
-// gives dA_log to 3e-14 in double, but in fp32 only to 1e-6 at A_log = -3 and 3e-4 at A_log = 2.5, 0.2 to 10
-// epsilons of the mixer's whole gradient; the token-by-token recurrence in fp32 keeps 3e-7 throughout. So
+// gives dA_log to 1e-12 in double, but in fp32 only to 1e-6 at A_log = -3 and 3e-4 at A_log = 2.5, 0.2 to 10
+// epsilons of the mixer's whole gradient; the token-by-token recurrence in fp32 keeps 1e-6 throughout. So
 // the rounding is measured in units of that gradient. A reference farther from the exact value is wrong.
 constexpr double kDecayRounding = 4 * 0x1p-23; // of the L2 norm of the mixer's gradient
 
