@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <map>
@@ -31,10 +32,11 @@ constexpr int kSteps = 12;
 
 // A small run: a step takes milliseconds.
 std::vector<std::string> command(const fs::path& output, std::vector<std::string> more = {}) {
-  std::vector<std::string> c{environment("GDNTRAIN"), "run", environment("GDN_SOURCE_ROOT") + "/examples/tiny.yaml", "--device", "cpu", "--steps", std::to_string(kSteps),
+  std::vector<std::string> c{environment("GDNTRAIN"), "run", environment("GDN_SOURCE_ROOT") + "/examples/tiny.yaml", "--device", "cpu",
                              "--set", "hidden_size=32", "--set", "num_hidden_layers=2", "--set", "full_attention_interval=2", "--set", "moe_intermediate_size=16",
                              "--set", "moe_shared_expert_intermediate_size=16", "--set", "seq_length=32", "--set", "micro_batch_size=1", "--set", "global_batch_size=2",
                              "-o", output.string()};
+  if (std::find(more.begin(), more.end(), "--steps") == more.end()) c.insert(c.end(), {"--steps", std::to_string(kSteps)});
   c.insert(c.end(), more.begin(), more.end());
   return c;
 }
@@ -203,7 +205,11 @@ TEST_CASE("kill -9 at random moments: always resumes from a whole checkpoint, to
   const std::vector<std::string> checkpointing{"--checkpoint-every", "1", "--keep", "2", "--resume"};
   std::mt19937 random(20261129); // how long each one lives
   int killed = 0, finished = 0, resumed = 0, parts = 0;
-  double limit = 0.5; // seconds; grows until runs get somewhere, however slow the machine
+  const auto began = std::chrono::steady_clock::now();
+  const Ended undisturbed_run = run(folder / "alone", {"--checkpoint-every", "1"});
+  REQUIRE_MESSAGE(undisturbed_run.status == 0, undisturbed_run.text);
+  // Seconds that a process may live: about as long as a whole run; more where runs get nowhere.
+  double limit = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   auto newest = [&] {
     std::string name;
     if (fs::exists(output / "checkpoints"))
@@ -241,5 +247,6 @@ TEST_CASE("kill -9 at random moments: always resumes from a whole checkpoint, to
   if (has(last.text, "all 12 steps are done")) CHECK(!steps_of(output).empty());
   CHECK(steps_of(output) == steps_of(undisturbed()));
   CHECK(weights_of(output / "checkpoints", kSteps) == weights_of(undisturbed() / "checkpoints", kSteps));
+  CHECK(resumed > 0);
   MESSAGE(killed, " kills, ", resumed, " times resumed, ", finished + 1, " runs to the end, ", parts, " times a half-written checkpoint lay there");
 }
