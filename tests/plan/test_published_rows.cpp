@@ -3,7 +3,7 @@
 #include <cmath>
 #include <set>
 
-#include "plan/published.h"
+#include "tests/plan/published.h"
 
 using namespace gdn;
 
