@@ -55,8 +55,8 @@ void check_equal(const Captured& a, const Captured& b, double tolerance) {
 
 std::vector<float> weights(const config::Model& m, const config::Run& r, const std::string& name, std::uint64_t seed) {
   CpuDevice device;
-  Ledger ledger;
-  Parameters p(m, r, device, ledger);
+  Session session(m, r, device);
+  Parameters& p = session.parameters();
   p.initialise(seed);
   return p.weights(name);
 }
@@ -226,8 +226,8 @@ TEST_CASE("A_log is fp32 where the stack says so; in bf16 the decay moves by up 
     config::Run r = run_of(stack, L2Norm::Caller);
     r.dtype = DType::BF16;
     CpuDevice device;
-    Ledger ledger;
-    Parameters p(m, r, device, ledger);
+    Session session(m, r, device);
+    Parameters& p = session.parameters();
     p.initialise(4);
     const ParameterSlot& slot = p.at("layers.0.gdn.A_log");
     const Values live = fixture::copy(slot.value()), master = p.weights("layers.0.gdn.A_log");

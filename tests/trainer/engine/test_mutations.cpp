@@ -25,14 +25,16 @@ struct Rig {
   config::Run run;
   CpuDevice device;
   Ledger ledger;
+  Alone world;
+  Ranks ranks;
   plan::Workload workload;
   Parameters parameters;
   std::vector<plan::PlacedUnit> placed;
   std::vector<Batch> batches;
 
   Rig(config::Model m, const std::string& stack, std::vector<std::string> modules, config::CrossEntropy loss = config::CrossEntropy::Unfused)
-      : model(std::move(m)), run(fixture::run()), workload((set_up(run, stack, loss), model), run, device.provider()),
-        parameters(model, run, device, ledger) {
+      : model(std::move(m)), run(fixture::run()), ranks(world, (set_up(run, stack, loss), run.parallel)),
+        workload(model, run, device.provider()), parameters(model, run, device, ledger, ranks) {
     parameters.initialise(5);
     for (const model::Chunk& c : model::chunks_of_rank(model.layers(), run.parallel, 0))
       for (const plan::PlacedUnit& u : workload.units(c, fixture::modules(std::move(modules)))) placed.push_back(u);
