@@ -38,7 +38,7 @@ struct EstimateCommand {
       if (auto notice = plan::fragmentation_notice(e)) notices.push_back(*notice);
     const std::vector<cost::Assumption> assumptions = estimator.assumptions();
     Output out;
-    const Simulated simulated{estimator.reserved(e), estimator.replay_costs(setting)};
+    const Simulated simulated{estimator.reserved(e, 16000), estimator.replay_costs(setting)};
     out.text = text(c, e, simulated, layers, notices, assumptions);
     out.json = [&] { return json(c, e, simulated, layers, notices, assumptions); };
     out.csv = [&] { return csv(e); };

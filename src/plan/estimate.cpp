@@ -304,6 +304,7 @@ namespace {
 // Temporaries and streams that the replay does not see, on top of its highest figure: 19 ranks of 8 B200
 // (MooreThreads SimuMax v1.2) lie 0 to 3.5 % above it.
 constexpr double kReservedHeadroom = 0.04;
+constexpr std::int64_t kQuickOps = 6000; // a step of more is replayed twice, not four times
 
 } // namespace
 
@@ -319,13 +320,17 @@ std::optional<ReservedBand> Estimator::reserved(const Estimate& e, std::int64_t 
     std::int64_t ops = 0;
     for (const auto& chunk : in.chunks)
       for (const PlacedUnit& u : chunk) ops += static_cast<std::int64_t>(u.unit->trace.events.size());
-    if (ops * static_cast<std::int64_t>(in.slots.size()) / 2 / static_cast<std::int64_t>(in.chunks.size()) > most_ops) return {};
+    ops = ops * static_cast<std::int64_t>(in.slots.size()) / 2 / static_cast<std::int64_t>(in.chunks.size());
+    if (ops > most_ops) return {};
     in.state = model::state_buffers(table_, model_, run_, static_cast<std::int64_t>(r));
+    in.frozen = ranks_[r].state.dense.parameters + ranks_[r].state.expert.parameters;
+    for (const model::StateBuffer& b : in.state) in.frozen -= b.elements * model::element_bytes(run_, b.dtype).parameter;
     in.library = ranks_[r].library;
     in.run = &run_;
     const std::int64_t last = run_.parallel.dp() * run_.parallel.cp - 1;
     struct Variant { std::int64_t shard; int delay; };
-    for (const Variant v : {Variant{0, 0}, {last, 0}, {0, 1}, {0, 2}}) {
+    for (const Variant v : {Variant{0, 0}, {0, 2}, {0, 1}, {last, 0}}) {
+      if (ops > kQuickOps && (v.delay == 1 || (v.shard == last && last > 0))) continue; // a long step: the extremes
       in.shard = v.shard;
       in.delay = v.delay;
       const Bytes bytes = simulate_reserved(in, options);

@@ -53,6 +53,7 @@ private:
 
   // Parameters one by one, then moved into one buffer beside the gradients' and freed; fp32 masters.
   void build() {
+    if (in_.frozen > 0) allocator_.allocate(in_.frozen);
     std::vector<int> own;
     for (const model::StateBuffer& b : in_.state)
       for (const model::BufferSlot& s : b.slots) own.push_back(allocator_.allocate(s.elements * size_of(b.dtype)));
@@ -63,7 +64,7 @@ private:
     }
     for (int handle : own) allocator_.free(handle);
     for_each_shard([&](std::int64_t elements, const model::ElementBytes& bytes) {
-      if (bytes.optimizer > 8) allocator_.allocate(elements * (bytes.optimizer - 8));
+      if (bytes.optimizer > 8) allocator_.allocate(on_device(elements * (bytes.optimizer - 8)));
     });
     for (const model::LibraryBuffer& b : in_.library) allocator_.allocate(b.bytes);
   }
@@ -72,9 +73,12 @@ private:
   void states() {
     for_each_shard([&](std::int64_t elements, const model::ElementBytes& bytes) {
       const Bytes moments = std::min<Bytes>(8, bytes.optimizer);
-      allocator_.allocate(elements * moments / 2);
-      allocator_.allocate(elements * moments / 2);
+      for (int moment = 0; moment < 2; ++moment) allocator_.allocate(on_device(elements * moments / 2));
     });
+  }
+
+  Bytes on_device(Bytes optimizer) const {
+    return static_cast<Bytes>(static_cast<double>(optimizer) * (1 - in_.run->optimizer.offload_fraction));
   }
 
   template <class Use> void for_each_shard(Use use) const {

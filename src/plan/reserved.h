@@ -16,6 +16,7 @@ struct ReservedInput {
   std::vector<model::StateBuffer> state;            // parameter and gradient buffers
   std::vector<model::LibraryBuffer> library;
   const config::Run* run = nullptr;
+  Bytes frozen = 0;        // parameters outside the buffers
   std::int64_t shard = 0;  // which data-parallel rank: the tensors of its optimizer shard
   int delay = 0;           // ops after which a freed tensor is really free: work on other streams still uses it
 };

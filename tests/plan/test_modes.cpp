@@ -217,6 +217,20 @@ TEST_CASE("fp8: weights are held quantised, and sizes that a recipe refuses are 
   CHECK(text.find("multiple of 32") != std::string::npos);
 }
 
+TEST_CASE("the simulated reserve holds what the mode leaves on the device") {
+  for (const std::vector<config::Setting>& more : std::vector<std::vector<config::Setting>>{
+           {}, {{"lora_rank", "16"}, {"frozen_weight_bits", "4"}}, {{"optimizer_offload_fraction", "0.5"}}, {{"expandable_segments", "true"}},
+           {{"cpu_offloading", "true"}, {"cpu_offloading_num_layers", "4"}}}) {
+    const Case c("llama3-70b", one_gpu(more));
+    if (!more.empty()) CAPTURE(more[0].key);
+    plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
+    const plan::Estimate x = e.evaluate({});
+    const plan::ReservedBand band = e.reserved(x).value();
+    CHECK(band.low >= x.peak_bytes - (Bytes{1} << 20));
+    CHECK(static_cast<double>(band.high) < 1.12 * static_cast<double>(x.peak_bytes));
+  }
+}
+
 TEST_CASE("every gap of measurement is named, and widens the band") {
   config::Hardware h = config::Profiles().hardware("b200");
   auto band = [&] {
