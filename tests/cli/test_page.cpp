@@ -52,11 +52,14 @@ window.addEventListener('load', () => {
 </script></body>)";
 
 nlohmann::json probe(const std::string& chromium, const std::string& file, int width, bool dark) {
-  std::vector<std::string> command{chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                                   "--window-size=" + std::to_string(width) + ",900", "--virtual-time-budget=2000"};
-  if (dark) command.insert(command.end(), {"--force-dark-mode", "--blink-settings=preferredColorScheme=0"});
-  command.insert(command.end(), {"--dump-dom", "file://" + file});
-  const std::string dom = run(command).out;
+  std::string command = "timeout 100 " + chromium + " --headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=2000" +
+                        " --window-size=" + std::to_string(width) + ",900";
+  if (dark) command += " --force-dark-mode --blink-settings=preferredColorScheme=0";
+  command += " --dump-dom 'file://" + file + "' > '" + file + ".dom' 2> /dev/null"; // to a file: a slow start outlasts a pipe's reader
+  run({"sh", "-c", command});
+  std::ostringstream read;
+  read << std::ifstream(file + ".dom").rdbuf();
+  const std::string dom = read.str();
   const size_t at = dom.find("<pre id=\"probe\">");
   REQUIRE(at != std::string::npos);
   const size_t from = at + 16, to = dom.find("</pre>", from);
