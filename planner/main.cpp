@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <exception>
 #include <new>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -40,6 +41,12 @@ int run(int argc, char** argv) {
   add(gdn::planner::add_import);
   add(gdn::planner::add_check);
   add(gdn::planner::add_profiles);
+  // "import -- ARGUMENTS": everything that import does not know is its source anyway.
+  if (argc > 2 && std::string_view(argv[1]) == "import" && std::string_view(argv[2]) == "--") {
+    argv[2] = argv[1];
+    ++argv;
+    --argc;
+  }
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

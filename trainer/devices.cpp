@@ -9,12 +9,12 @@
 namespace gdn::trainer {
 
 std::unique_ptr<Device> make_device(const std::string& choice) {
+  std::string why = "this build has no CUDA backend";
 #ifdef GDN_CUDA_DEVICE
-  if (choice == "cuda" || (choice == "auto" && have_cuda_device())) return std::make_unique<CudaDevice>();
-#else
-  if (choice == "cuda")
-    throw Error(ErrorCode::NoDevice, "--device cuda: this build has no CUDA backend", "--device cpu runs the same program on the CPU");
+  if (choice != "cpu" && have_cuda_device(&why)) return std::make_unique<CudaDevice>();
 #endif
+  if (choice == "cuda")
+    throw Error(ErrorCode::NoDevice, "--device cuda: " + why, "--device cpu runs the same program on the CPU");
   return std::make_unique<CpuDevice>();
 }
 

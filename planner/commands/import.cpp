@@ -62,14 +62,13 @@ struct ImportCommand {
 Runner add_import(CLI::App& program) {
   auto command = std::make_shared<ImportCommand>();
   CLI::App* app = program.add_subcommand("import", "a Hugging Face config.json or Megatron-LM arguments, as YAML");
-  app->add_option("SOURCE", command->source, "config.json, its folder, a file of Megatron arguments, or the arguments themselves");
-  app->prefix_command(); // Megatron's arguments look like options: the first one ends ours
+  app->allow_extras(); // Megatron's arguments look like options: what is not ours is SOURCE
   command->output.add_to(*app, {"text", "json", "yaml"});
-  app->footer("Example: gdnplan import ./config.json -o model.yaml\nArguments that nothing reads are listed on stderr.");
+  app->footer("SOURCE is a config.json, its folder, a file of Megatron arguments, or the arguments themselves.\n"
+              "Example: gdnplan import ./config.json -o model.yaml\nArguments that nothing reads are listed on stderr.");
   return [command, app] {
-    std::vector<std::string> words = app->remaining();
-    if (!words.empty() && words.front() == "--") words.erase(words.begin());
-    if (!words.empty()) command->source += (command->source.empty() ? "" : " ") + join(words);
+    const std::vector<std::string> words = app->remaining();
+    command->source = join(words);
     if (command->source.empty()) throw Error(ErrorCode::Usage, "import needs a SOURCE", "a config.json, or Megatron-LM arguments");
     return command->run();
   };

@@ -227,7 +227,8 @@ TEST_CASE("the simulated reserve holds what the mode leaves on the device") {
     const plan::Estimate x = e.evaluate({});
     const plan::ReservedBand band = e.reserved(x).value();
     CHECK(band.low >= x.peak_bytes - (Bytes{1} << 20));
-    CHECK(static_cast<double>(band.high) < 1.12 * static_cast<double>(x.peak_bytes));
+    CHECK(static_cast<double>(band.low) < 1.06 * static_cast<double>(x.peak_bytes)); // rounding and splitting, nothing counted twice
+    CHECK(static_cast<double>(band.high) < 1.10 * static_cast<double>(band.low));
   }
 }
 

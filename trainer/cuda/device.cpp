@@ -108,7 +108,6 @@ struct CudaDevice::State {
 };
 
 CudaDevice::CudaDevice() : state_(std::make_unique<State>()) {
-  if (std::string why; !have_cuda_device(&why)) throw Error(ErrorCode::NoDevice, "--device cuda: " + why, "--device cpu runs the same program on the CPU");
   State& s = *state_;
   cudaDeviceProp p;
   GDN_CUDA(cudaGetDeviceProperties(&p, 0));
