@@ -146,4 +146,14 @@ void OpCall::check_all_used() const {
                                                    list_.name, name(), op_.params[i].name));
 }
 
+View with_rows(const OpCall& c, View v, std::int64_t rows) {
+  if (!v || v.rows == rows) return v;
+  const std::int64_t n = v.rows * v.cols;
+  if ((v.rows > 1 && v.stride != v.cols) || n % rows != 0)
+    throw Error(ErrorCode::Internal, fmt::format("{}: a strided [{}, {}] operand cannot be seen as {} rows", c.name(), v.rows, v.cols, rows));
+  v.rows = rows;
+  v.cols = v.stride = n / rows;
+  return v;
+}
+
 } // namespace gdn::trainer

@@ -140,4 +140,8 @@ private:
   mutable bool used_scratch_ = false;
 };
 
+// A contiguous matrix under another number of rows; strided ones must have it already.
+View with_rows(const OpCall& c, View v, std::int64_t rows);
+inline GradView with_rows(const OpCall& c, GradView g, std::int64_t rows) { return {with_rows(c, g.to, rows), g.accumulate}; }
+
 } // namespace gdn::trainer

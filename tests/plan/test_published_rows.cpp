@@ -9,7 +9,7 @@ using namespace gdn;
 
 // Steps that others measured and published (profiles/measured): peak allocated memory on every row, step
 // time on every row that has one. No byte is fitted. The times rest on efficiencies fitted to Llama3-70B;
-// Llama3-405B is the check.
+// Llama3-405B took no part in the fit.
 namespace {
 
 struct Errors {
@@ -85,7 +85,7 @@ TEST_CASE("Mixtral cut to 4 layers: allocated peak at TP 1 and 2, micro-batch 1 
   CHECK(memory_errors("mbridge-mixtral", 0.014).mean() < 0.008); // one decimal of a GiB is published: 0.6 % at 8
 }
 
-TEST_CASE("Llama3 on 8 B200: step times, those fitted to and a model family that was not looked at") {
+TEST_CASE("Llama3 on 8 B200: step times, those fitted to, and a model size that was not") {
   const Errors fitted = time_errors("simumax-llama3-70b-b200"), checked = time_errors("simumax-llama3-405b-b200");
   CHECK(fitted.count == 16);
   CHECK(checked.count == 15);

@@ -484,6 +484,9 @@ TEST_CASE(
     select(run, {module});
     CHECK(rejected_rules(model, run) == std::vector<std::string>{"native.module"});
   }
+  run.recompute.modules.reset();
+  run.lora.rank = 16;
+  CHECK(rejected_rules(model, run) == std::vector<std::string>{"native.lora"});
 }
 
 // -------------------------------------------------------------------------- packed input ----

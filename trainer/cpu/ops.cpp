@@ -2,8 +2,6 @@
 
 #include <array>
 
-#include <fmt/format.h>
-
 namespace gdn::trainer::cpu {
 
 namespace {
@@ -19,16 +17,6 @@ std::array<OpFunctions, kKinds> build() {
 }
 
 } // namespace
-
-View with_rows(const OpCall& c, View v, std::int64_t rows) {
-  if (!v || v.rows == rows) return v;
-  const std::int64_t n = v.rows * v.cols;
-  if ((v.rows > 1 && v.stride != v.cols) || n % rows != 0)
-    throw Error(ErrorCode::Internal, fmt::format("{}: a strided [{}, {}] operand cannot be seen as {} rows", c.name(), v.rows, v.cols, rows));
-  v.rows = rows;
-  v.cols = v.stride = n / rows;
-  return v;
-}
 
 const OpFunctions& functions_of(model::OpKind kind) {
   static const std::array<OpFunctions, kKinds> table = build();

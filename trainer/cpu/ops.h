@@ -61,10 +61,6 @@ inline reference::ValuesGrad values_grad(const GradView& g) {
   return out;
 }
 
-// A contiguous matrix under another number of rows; strided ones must have it already.
-View with_rows(const OpCall& c, View v, std::int64_t rows);
-inline GradView with_rows(const OpCall& c, GradView g, std::int64_t rows) { return {with_rows(c, g.to, rows), g.accumulate}; }
-
 // What an op adds up in, and keeps statistics and parameter gradients in, where its tensors are `storage`.
 inline DType accumulator(DType storage) { return storage == DType::FP64 ? DType::FP64 : DType::FP32; }
 

@@ -24,16 +24,6 @@ void refuse_dtype(DType found, DType expected) {
               "dtype: bf16 runs on cuda; fp32 on the cpu");
 }
 
-View with_rows(const OpCall& c, View v, std::int64_t rows) {
-  if (!v || v.rows == rows) return v;
-  const std::int64_t n = v.rows * v.cols;
-  if ((v.rows > 1 && v.stride != v.cols) || n % rows != 0)
-    throw Error(ErrorCode::Internal, fmt::format("{}: a strided [{}, {}] operand cannot be seen as {} rows", c.name(), v.rows, v.cols, rows));
-  v.rows = rows;
-  v.cols = v.stride = n / rows;
-  return v;
-}
-
 const GradView& only_written(const OpCall& c, const GradView& g) {
   if (g.accumulate) throw Error(ErrorCode::Internal, fmt::format("{}: its kernel writes a gradient that the op list adds to", c.name()));
   return g;

@@ -40,10 +40,6 @@ inline Gradient gradient(const GradView& g) { return {matrix(g.to), g.accumulate
 
 [[noreturn]] void refuse_dtype(DType found, DType expected);
 
-// A contiguous matrix under another number of rows; strided ones must have it already.
-View with_rows(const OpCall& c, View v, std::int64_t rows);
-inline GradView with_rows(const OpCall& c, GradView g, std::int64_t rows) { return {with_rows(c, g.to, rows), g.accumulate}; }
-
 // The elements, for kernels of one dtype; absent: null. Throws Error{Config} for an operand in another one.
 template <class T> T* data(const View& v) {
   constexpr DType kType = std::is_same_v<T, kernels::Bf16> ? DType::BF16 : std::is_same_v<T, float> ? DType::FP32 : DType::Int32;

@@ -193,6 +193,8 @@ void check_recompute(Check& c) {
     check_other_forms(c);
   } else {
     check_native_names(c);
+    if (c.run.lora.rank > 0)
+      c.reject("native.lora", Exception::Plan, "lora_rank", number(c.run.lora.rank), "stack native has no adapters", "0, or stack megatron");
   }
   for (const config::UserSpan& span : c.run.recompute.user_spans)
     c.tolerate("plan.hypothetical", Exception::Plan, "spans", span.name,
