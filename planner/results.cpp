@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "kernels/describe/own.h"
 #include "model/modules.h"
 #include "model/validate.h"
 
@@ -21,7 +22,7 @@ void require_legal(const Case& c, const plan::Setting& setting) {
     if (v.verdict == model::Verdict::Rejected)
       throw Error(ErrorCode::Config, model::describe(v), "`gdnplan check` lists every violation");
   if (!c.profile.model.parameters_only)
-    plan::Workload(c.profile.model, c.profile.run, model::upstream_provider()).require_known_ops(setting);
+    plan::Workload(c.profile.model, c.profile.run, kernels::provider_of(c.profile.run.stack)).require_known_ops(setting);
 }
 
 Json json_head(const char* schema, const Case& c, const std::string& modules) {
@@ -112,7 +113,7 @@ config::Profile profile_identity(const Case& c) {
   config::Profile p;
   p.identity = {{"model", c.profile.model.name}, {"run", run.source}, {"stack", run.stack},
                 {"build", std::string(config::name_of(run.build))}, {"revision", run.revision.text()},
-                {"provider", run.stack == "native" ? "own" : "upstream"}, {"hardware", c.hardware.name},
+                {"provider", std::string(kernels::provider_of(run.stack).name())}, {"hardware", c.hardware.name},
                 {"kind", "predicted"}, {"program", "gdnplan"}};
   return p;
 }

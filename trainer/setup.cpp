@@ -5,6 +5,7 @@
 #include "config/text.h"
 #include "config/yaml.h"
 #include "core/error.h"
+#include "kernels/describe/own.h"
 #include "model/provider.h"
 #include "model/validate.h"
 #include "plan/workload.h"
@@ -25,7 +26,7 @@ Setup load_setup(const std::string& file, const std::vector<config::Setting>& se
   const config::Node* block = map.find("train");
   config::check_complete(s.train, block ? block->where : file);
   s.setting = plan::Setting::of(s.profile.run);
-  if (!s.setting.user_spans.empty()) plan::Workload(s.profile.model, s.profile.run, model::upstream_provider()).require_known_ops(s.setting);
+  if (!s.setting.user_spans.empty()) plan::Workload(s.profile.model, s.profile.run, kernels::provider_of(s.profile.run.stack)).require_known_ops(s.setting);
   for (const model::Violation& v : model::validate(s.profile.model, s.profile.run))
     if (v.verdict == model::Verdict::Rejected) throw Error(ErrorCode::Config, model::describe(v), "gdnplan check lists every violation");
   require_executed(s.profile.model, s.profile.run, {&map, &rest});

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "kernels/attention/core.h"
 #include "kernels/common/reduce.h"
+#include "kernels/describe/ranks.h"
 #include "kernels/gdn/chunk_backward.h"
 #include "kernels/gdn/conv.h"
 #include "kernels/gdn/gated_norm.h"
@@ -17,6 +18,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/loss/embedding.h"
 #include "kernels/norm/head_norm.h"
+#include "model/static_state.h"
 #include "model/upstream.h"
 
 namespace gdn::kernels {
@@ -43,6 +45,17 @@ Work view(const OpList& list, const Op& op, int step) {
 
 Work moved(const OpList& list, const Op& op, int step) { return memory_bound(list, op, step, Family::Permute); }
 
+// Between ranks: packed by destination into one buffer, received in another, unpacked.
+Work all_to_all(const OpList& list, const Op& op, int step) {
+  return memory_bound(list, op, step, Family::Permute, 2 * list.tensor(op.inputs[0]).bytes(), 2, 2);
+}
+
+// Received rank by rank; one more copy puts columns side by side.
+Work gather_columns(const OpList& list, const Op& op, int step) {
+  const bool copies = is_forward(step) || !step_of(op, step).collectives.empty();
+  return memory_bound(list, op, step, Family::Permute, copies ? list.tensor(op.outputs[0]).bytes() : 0, 1, copies ? 2 : 1);
+}
+
 // --------------------------------------------------------------------------- norms and linears ----
 
 Work norm_work(const OpList& list, const Op& op, int step, std::int64_t units, std::int64_t width) {
@@ -60,13 +73,19 @@ Work l2_norm(const OpList& list, const Op& op, int step) { return memory_bound(l
 // cuBLASLt, with the workspace it is given. A gradient in fp32 beside bf16 operands (router logits) becomes a sum of
 // two bf16 matrices, each multiplied.
 Work linear(const OpList& list, const Op& op, int step) {
+  const LinearAttr& a = std::get<LinearAttr>(op.attr);
   const Tensor &x = list.tensor(op.inputs[0]), &y = list.tensor(op.outputs[0]);
   const ParamRef& weight = op.params[0];
+  // Under sequence parallelism one side is whole here: the gathered input, the output before it is scattered.
+  const bool shared = a.tp > 1 && a.sequence_parallel, gathers = shared && a.mode == TensorParallel::Column, scatters = shared && a.mode == TensorParallel::Row;
+  const std::int64_t in = gathers ? a.tp : 1, out = scatters ? a.tp : 1;
   Work w;
   w.family = Family::Gemm;
-  w.flops = 2.0 * static_cast<double>(x.rows()) * static_cast<double>(weight.elements);
-  w.traffic = x.bytes() + y.bytes() + weight.elements * size_of(weight.dtype);
+  w.flops = 2.0 * static_cast<double>(in * x.rows()) * static_cast<double>(weight.elements);
+  w.traffic = in * x.bytes() + out * y.bytes() + weight.elements * size_of(weight.dtype);
   w.scratch = kGemmWorkspace;
+  if (gathers) w.scratch += round_up(in * x.bytes(), 256);
+  if (scatters) w.scratch += round_up(out * y.bytes(), 256);
   if (!is_forward(step)) {
     const bool wgrad = !step_of(op, step).param_grads.empty();
     if (wgrad) w.traffic += weight.elements * (8 - size_of(weight.dtype));
@@ -241,12 +260,13 @@ Work cross_entropy(const OpList& list, const Op& op, int step) { return memory_b
 Work linear_cross_entropy(const OpList& list, const Op& op, int step) {
   const LossAttr& a = std::get<LossAttr>(op.attr);
   const Tensor& x = list.tensor(op.inputs[0]);
-  const std::int64_t chunk = a.chunk > 0 ? std::min(a.chunk, x.rows()) : x.rows(), chunks = ceil_div(x.rows(), chunk);
+  const std::int64_t rows = list.tensor(op.inputs[1]).rows(); // of the gathered input, under sequence parallelism
+  const std::int64_t chunk = a.chunk > 0 ? std::min(a.chunk, rows) : rows, chunks = ceil_div(rows, chunk);
   const Bytes logits = chunk * a.vocab * size_of(x.dtype), weight = op.params[0].elements * size_of(op.params[0].dtype);
-  const double gemm = 2.0 * static_cast<double>(x.rows()) * static_cast<double>(op.params[0].elements);
+  const double gemm = 2.0 * static_cast<double>(rows) * static_cast<double>(op.params[0].elements);
   Work w;
   w.family = Family::Gemm;
-  w.scratch = kGemmWorkspace + logits;
+  w.scratch = kGemmWorkspace + logits + (rows > x.rows() ? round_up(rows * x.cols() * size_of(x.dtype), 256) : 0);
   w.flops = is_forward(step) ? gemm : 3 * gemm;
   w.traffic = chunks * (weight + 2 * logits) * (is_forward(step) ? 1 : 3);
   w.size = w.flops;
@@ -254,17 +274,15 @@ Work linear_cross_entropy(const OpList& list, const Op& op, int step) {
   return w;
 }
 
-constexpr std::string_view kRanks = "collectives need more than one rank";
-
 const OwnEntry kEntries[] = {
     {OpKind::Data, pass, ""},
     {OpKind::View, view, ""},
     {OpKind::Copy, pass, ""},
     {OpKind::ResidualAdd, pass, ""},
-    {OpKind::AllToAll, nullptr, kRanks},
-    {OpKind::AllGather, nullptr, kRanks},
-    {OpKind::ReduceScatter, nullptr, kRanks},
-    {OpKind::AllReduce, nullptr, kRanks},
+    {OpKind::AllToAll, all_to_all, ""},
+    {OpKind::AllGather, gather_columns, ""},
+    {OpKind::ReduceScatter, pass, ""},
+    {OpKind::AllReduce, pass, ""},
     {OpKind::RmsNorm, rms_norm, ""},
     {OpKind::Linear, linear, ""},
     {OpKind::ConvSilu, conv, ""},
@@ -315,7 +333,11 @@ public:
     if (!entry.work)
       throw Error(ErrorCode::Config, fmt::format("op list '{}', {}: our kernels run no op of kind '{}': {}", list.name, op.name,
                                                  name_of(op.kind), entry.reason));
-    return entry.work(list, op, step);
+    return own_work(list, op, step);
+  }
+  // Gradients are zeroed, read for the norm and read by Adam, which rewrites its states and writes the parameters.
+  Bytes update_traffic(const StateBytes& s, std::int64_t, std::int64_t shards) const override {
+    return s.gradients + 2 * s.gradients / shards + 2 * s.optimizer + s.parameters / shards;
   }
 };
 
@@ -331,9 +353,17 @@ GdnShape gdn_shape_of(const OpList& list, const Op& op) {
 
 const OwnEntry& own_entry(OpKind kind) { return kEntries[static_cast<size_t>(kind)]; }
 
+Work own_work(const OpList& list, const Op& op, int step) {
+  Work w = own_entry(op.kind).work(list, op, step);
+  if (const Bytes more = ranks_scratch(list, op, step); more > 0) w.scratch = round_up(w.scratch, 256) + more;
+  return w;
+}
+
 const Provider& own_provider() {
   static const Own provider;
   return provider;
 }
+
+const Provider& provider_of(std::string_view stack) { return stack == "native" ? own_provider() : upstream_provider(); }
 
 } // namespace gdn::kernels

@@ -13,9 +13,13 @@ struct OwnEntry {
   std::string_view reason;
 };
 const OwnEntry& own_entry(model::OpKind kind); // there is one for every kind
+// The entry's work, and what other ranks ask for (ranks.h).
+model::Work own_work(const model::OpList& list, const model::Op& op, int step);
 
 const model::Provider& own_provider();
 
+// Whose kernels a stack is planned with: ours for `native`, those of a Megatron user for `megatron`.
+const model::Provider& provider_of(std::string_view stack);
 
 // Sizes of one Rule or GdnPre op: tokens, planned sequences, heads, widths.
 struct GdnShape;

@@ -82,7 +82,8 @@ CostModel::Curve& CostModel::curve(Family family, std::string_view pass) const {
       return false;
     };
     std::string from;
-    for (const std::string& provider : {provider_, std::string("upstream"), std::string("own")})
+    // What Megatron's users run is measured far and wide and may stand in; our kernels say nothing about theirs.
+    for (const std::string& provider : {provider_, std::string("upstream")})
       if (from.empty() && collect(provider)) from = provider;
     const std::string key = fmt::format("efficiency.{}.{}.{}", provider_, name, pass);
     curve.doubt = from.empty() ? 0.25 : from != provider_ ? 0.15 : 0.05;
@@ -134,6 +135,16 @@ Seconds CostModel::seconds(const model::Work& work, std::string_view pass) const
 Seconds CostModel::stream(Bytes bytes) const {
   const BytesPerSecond bandwidth = hardware_.achieved_bandwidth > 0 ? hardware_.achieved_bandwidth : hardware_.bandwidth;
   return static_cast<double>(bytes) / bandwidth;
+}
+
+bool CostModel::measured(Family family) const {
+  return std::any_of(hardware_.efficiencies.begin(), hardware_.efficiencies.end(),
+                     [&](const config::EfficiencyRow& r) { return r.provider == provider_ && r.family == model::name_of(family); });
+}
+
+Seconds CostModel::update(Bytes bytes) const {
+  if (!measured(Family::Optimizer)) return stream(bytes);
+  return seconds(model::Work{.traffic = bytes, .family = Family::Optimizer, .size = static_cast<double>(bytes), .kernels = 0}, "any");
 }
 
 // Ranks are laid out tp, cp, dp, pp from the inside (megatron-core's order tp-cp-ep-dp-pp): a group

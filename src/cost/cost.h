@@ -31,8 +31,8 @@ struct UnitTime {
 
 class CostModel {
 public:
-  // `provider`: whose efficiencies ("upstream", "own", "cpu"). A family that the profile has only
-  // for another provider borrows it, as a named assumption.
+  // `provider`: whose efficiencies ("upstream", "own", "cpu"). A family that the profile lacks for it is
+  // borrowed from "upstream", as a named assumption; "upstream" borrows from nobody.
   CostModel(const config::Hardware& hardware, std::string provider, const config::Parallel& parallel,
             DType dtype);
 
@@ -45,8 +45,10 @@ public:
   Seconds host_link(Bytes bytes) const;
   // One event of a trace, its collectives included.
   Seconds seconds(const program::UnitTrace& trace, const program::Event& event, const model::Provider& provider) const;
-  // Streaming `bytes` through device memory (optimizer, zeroing).
+  // Streaming `bytes` through device memory.
   Seconds stream(Bytes bytes) const;
+  // An optimizer step that moves `bytes`: at the share measured for this provider, else as a copy streams.
+  Seconds update(Bytes bytes) const;
   UnitTime time(const program::UnitTrace& trace, const model::Provider& provider) const;
 
   const std::set<Assumption>& assumptions() const { return assumptions_; }
@@ -59,6 +61,7 @@ public:
 
 private:
   double efficiency(model::Family family, std::string_view pass, double size) const;
+  bool measured(model::Family family) const; // for this provider, in any pass
   bool inside(model::Group group, std::int64_t ranks) const; // one scale-up domain
   BytesPerSecond link(model::Group group, std::int64_t ranks) const;
   void assume(std::string key, std::string text) const { assumptions_.insert({std::move(key), std::move(text)}); }

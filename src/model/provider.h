@@ -6,6 +6,8 @@
 
 namespace gdn::model {
 
+struct StateBytes;
+
 // Op families by which efficiencies are measured and looked up ("family" of a hardware profile).
 enum class Family {
   Gemm, GroupedGemm, Attention, Rule, Conv, Norm, Elementwise, Permute, Router, CrossEntropy,
@@ -30,6 +32,10 @@ public:
   virtual ~Provider() = default;
   virtual std::string_view name() const = 0;
   virtual Work work(const OpList& list, const Op& op, int step) const = 0;
+  // Bytes that gradients and state move once a step: zeroing, norm, Adam. `state`: parameters and gradients whole,
+  // optimizer the part updated here; `ranks` hold the same, and `shards` of them share the update. The passes
+  // of Megatron-LM.
+  virtual Bytes update_traffic(const StateBytes& state, std::int64_t ranks, std::int64_t shards) const;
 };
 
 const Provider& upstream_provider();

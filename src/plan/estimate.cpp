@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "cost/pipeline.h"
+#include "kernels/describe/own.h"
 #include "model/flops.h"
 #include "model/fp8.h"
 #include "model/dims.h"
@@ -34,10 +35,10 @@ std::string kind_of(const config::Model& model, const PlacedUnit& unit) {
 } // namespace
 
 Estimator::Estimator(const config::Model& model, const config::Run& run, const config::Hardware& hardware,
-                     std::optional<Bytes> budget)
+                     std::optional<Bytes> budget, const model::Provider* provider)
     : model_(model), run_(run), hardware_(hardware), budget_(budget.value_or(hardware.memory)),
-      workload_((require_op_lists(model), model), run, model::upstream_provider()),
-      cost_(hardware, "upstream", run.parallel, run.dtype), table_(model::parameter_table(model, run)) {
+      workload_((require_op_lists(model), model), run, provider ? *provider : kernels::provider_of(run.stack)),
+      cost_(hardware, std::string(workload_.provider().name()), run.parallel, run.dtype), table_(model::parameter_table(model, run)) {
   const config::Parallel& p = run.parallel;
   const int m = static_cast<int>(run.micro_batches()), pp = static_cast<int>(p.pp), vp = static_cast<int>(p.vp);
   for (int r = 0; r < pp; ++r) {
@@ -62,14 +63,17 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
           misaligned_.push_back(std::move(m));
     ranks_.push_back(std::move(rank));
   }
-  // One communicator a group of more than one rank; all-to-all buffers where experts or GDN heads are exchanged.
-  std::int64_t communicators = 0;
-  for (std::int64_t size : {p.tp, p.cp, p.dp() * p.cp, p.ep * p.etp, p.edp(), p.pp}) communicators += size > 1;
-  for (const config::ReserveRow& row : hardware.reserve) {
-    if (row.per == "allocator" && run.stack == "megatron") continue; // counted as allocated
-    const std::int64_t n = row.per == "communicator" ? communicators : row.per == "all_to_all" ? (p.ep > 1) + (p.cp > 1) : 1;
-    if (n > 0) outside_.push_back({n > 1 ? fmt::format("{} x {}", n, row.name) : row.name, row.source, n * row.bytes});
+  outside_ = outside_rows(model, run, hardware);
+  std::vector<OutsideRow> graphs; // of the rank where they take most
+  for (const Rank& rank : ranks_) {
+    if (run.cuda_graph_impl == "none") break;
+    CapturedRank captured{{}, rank.slots};
+    for (const model::Chunk& c : rank.chunks) captured.chunks.push_back(workload_.layer_lists(c));
+    std::vector<OutsideRow> rows = graph_rows(captured, run, workload_.provider());
+    auto total = [](const std::vector<OutsideRow>& r) { Bytes sum = 0; for (const OutsideRow& row : r) sum += row.bytes; return sum; };
+    if (total(rows) > total(graphs)) graphs = std::move(rows);
   }
+  outside_.insert(outside_.end(), graphs.begin(), graphs.end());
   model_flops_per_token_ = model::model_flops_per_token(model, run.seq, run.train_mtp).forward();
   const model::Dims d = model::Dims::of(model, run);
   boundary_bytes_ = d.tokens_sp * d.hidden * size_of(d.dtype);
@@ -179,14 +183,10 @@ Bytes Estimator::moment_bytes(const model::StaticState& state) const {
   return e.optimizer > 0 ? (state.dense.optimizer + state.expert.optimizer) / e.optimizer * moments : 0;
 }
 
-// Passes of Megatron-LM over gradients and state once a step: gradients are zeroed, scaled before their
-// reduction (average_in_collective off), and their shard read for the norm; Adam reads the shard, reads
-// and writes its states, and the new master is cast to the parameters.
 Seconds Estimator::update_seconds(const model::StateBytes& s, std::int64_t ranks) const {
   const std::int64_t shards = run_.optimizer.distributed ? ranks : 1;
-  const Bytes gradients = s.gradients + (ranks > 1 ? 2 * s.gradients : 0) + 2 * s.gradients / shards;
   const Seconds offloaded = cost_.host_link(static_cast<Bytes>(run_.optimizer.offload_fraction * static_cast<double>((s.gradients + s.parameters) / shards)));
-  return cost_.stream(gradients + 2 * s.optimizer + (2 * s.parameters + s.parameters) / shards) + offloaded;
+  return cost_.update(workload_.provider().update_traffic(s, ranks, shards)) + offloaded;
 }
 
 Estimate Estimator::evaluate(const Setting& setting) {
@@ -328,12 +328,11 @@ std::optional<ReservedBand> Estimator::reserved(const Estimate& e, std::int64_t 
     in.library = ranks_[r].library;
     in.run = &run_;
     const std::int64_t last = run_.parallel.dp() * run_.parallel.cp - 1;
+    ReservedSimulation simulation(in, options);
     struct Variant { std::int64_t shard; int delay; };
     for (const Variant v : {Variant{0, 0}, {0, 2}, {0, 1}, {last, 0}}) {
       if (ops > kQuickOps && (v.delay == 1 || (v.shard == last && last > 0))) continue; // a long step: the extremes
-      in.shard = v.shard;
-      in.delay = v.delay;
-      const Bytes bytes = simulate_reserved(in, options);
+      const Bytes bytes = simulation.peak(v.shard, v.delay);
       if (v.delay == 0) band.low = std::max(band.low, bytes);
       band.high = std::max(band.high, bytes);
     }
@@ -349,8 +348,6 @@ std::vector<cost::Assumption> Estimator::assumptions() const {
   out.push_back({"routing", run_.moe_worst_case ? "worst case: every rank's experts get all rows that can be sent to them"
                             : run_.moe_imbalance == 1 ? "balanced routing: every rank gets the same number of rows"
                                                     : fmt::format("routing imbalance factor {:.2f}", run_.moe_imbalance)});
-  if (run_.stack == "native")
-    out.push_back({"provider", "stack native is priced with the upstream kernels' costs: its own are not described yet"});
   auto unpriced = [&](bool set, const char* key) {
     if (set) out.push_back({std::string("unpriced.") + key, fmt::format("{}: checked, not priced; sizes and times are those without it", key)});
   };
@@ -370,7 +367,8 @@ std::vector<cost::Assumption> Estimator::assumptions() const {
   unpriced(run_.distribute_saved_activations, "distribute_saved_activations");
   unpriced(run_.overlap_moe_expert_parallel_comm, "overlap_moe_expert_parallel_comm");
   unpriced(run_.moe_shared_expert_overlap, "moe_shared_expert_overlap");
-  unpriced(run_.cuda_graph_impl != "none", "cuda_graph_impl");
+  if (run_.cuda_graph_impl != "none")
+    out.push_back({"cuda_graph_impl", "CUDA graphs: their memory is itemised; the launch time that they save is not priced"});
   out.push_back({"overlap", "no overlap of communication with compute"});
   std::sort(out.begin(), out.end());
   return out;

@@ -10,6 +10,7 @@
 #include "model/library_buffers.h"
 #include "model/parameters.h"
 #include "model/static_state.h"
+#include "plan/outside.h"
 #include "plan/workload.h"
 
 namespace gdn::plan {
@@ -57,11 +58,6 @@ struct ReservedBand {
   Bytes low = 0, high = 0;
 };
 
-struct OutsideRow {
-  std::string name, source;
-  Bytes bytes = 0;
-};
-
 struct Estimate {
   Setting setting;
   std::vector<RankEstimate> ranks;
@@ -91,9 +87,10 @@ struct Estimate {
 class Estimator {
 public:
   // `budget`: bytes one GPU may use; unset: the profile's total. The arguments must outlive this.
-  // Throws Error{Config} when a layer of the model has no op list, naming its kind.
+  // `provider`: whose kernels run the ops; unset: those of the run's stack. Throws Error{Config} when a layer
+  // of the model has no op list, naming its kind.
   Estimator(const config::Model& model, const config::Run& run, const config::Hardware& hardware,
-            std::optional<Bytes> budget = {});
+            std::optional<Bytes> budget = {}, const model::Provider* provider = nullptr);
 
   Estimate evaluate(const Setting& setting);
   std::vector<LayerEstimate> layers(const Setting& setting); // in model order, every rank

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "kernels/describe/own.h"
 #include "model/spans.h"
 #include "model/stack_lists.h"
 
@@ -62,7 +63,7 @@ LayerView view_layer(const config::Model& model, const config::Run& run, const c
                                              : model::spans_for(list, setting.modules, setting.user_spans, run.stack);
   program::TraceOptions options;
   options.external_output_gradient = true;
-  const model::Provider& provider = model::upstream_provider();
+  const model::Provider& provider = kernels::provider_of(run.stack);
   const program::UnitTrace t = program::trace(list, spans, provider, options);
   const program::Levels levels = program::levels(t);
 

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/error.h"
+#include "kernels/describe/own.h"
 #include "model/spans.h"
 #include "model/stack_lists.h"
 #include "model/validate.h"
@@ -40,7 +41,7 @@ struct Settings {
     for (const config::Run& r : points) {
       auto [it, fresh] = acting.try_emplace(ops_class(r), 0);
       if (!fresh) continue;
-      Workload workload(model, r, model::upstream_provider());
+      Workload workload(model, r, kernels::provider_of(r.stack));
       for (const Setting& s : legal_settings(workload, false))
         if (s.granularity != Granularity::Full) it->second |= add(s);
     }
@@ -104,7 +105,7 @@ public:
 
 private:
   Extent price(const std::vector<Span>& spans, const cost::CostModel& cost) const {
-    const model::Provider& provider = model::upstream_provider();
+    const model::Provider& provider = kernels::provider_of(stack_);
     program::TraceOptions options;
     options.input_gradient = input_gradient_;
     const program::UnitTrace t = program::trace(list_, spans, provider, options);
@@ -140,7 +141,7 @@ public:
 
   Shape(const config::Model& model, const config::Run& run, const config::Hardware& hardware, const Settings& settings,
         const std::vector<Kind>& kinds, Mixers& mixers)
-      : settings_(settings), cost_(hardware, "upstream", run.parallel, run.dtype),
+      : settings_(settings), cost_(hardware, std::string(kernels::provider_of(run.stack).name()), run.parallel, run.dtype),
         embedding_(model::embedding_unit(model, run), false, settings, run),
         head_(model::head_unit(model, run), true, settings, run) {
     for (const Kind& k : kinds) {

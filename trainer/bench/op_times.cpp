@@ -1,9 +1,11 @@
 #include "trainer/bench/op_times.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include <fmt/format.h>
 
+#include "model/static_state.h"
 #include "trainer/data.h"
 #include "trainer/telemetry.h"
 
@@ -68,6 +70,38 @@ Seconds ColdDevice::run_timed(const OpCall& call) {
   return inner_.run_timed(call);
 }
 
+namespace {
+
+// One rank's whole update, from zeroed gradients on.
+OpTime time_update(Session& session, int times) {
+  Device& device = session.device();
+  Parameters& parameters = session.parameters();
+  std::vector<double> seconds;
+  for (int i = 0; i <= times; ++i) {
+    device.synchronise();
+    const auto start = std::chrono::steady_clock::now();
+    parameters.zero_gradients();
+    parameters.update({.lr = 1e-6, .step = i + 1});
+    device.synchronise();
+    if (i > 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  const CategoryBytes& held = parameters.bytes();
+  const model::StateBytes state{held[Category::Parameters], held[Category::Gradients], held[Category::Optimizer]};
+  OpTime op;
+  op.op = "optimizer.update";
+  op.pass = "any";
+  op.shape = fmt::format("{} parameter bytes", state.parameters);
+  op.work.family = model::Family::Optimizer;
+  op.work.traffic = device.provider().update_traffic(state, 1, 1);
+  op.work.size = static_cast<double>(op.work.traffic);
+  op.work.kernels = 0;
+  op.seconds = quantiles(seconds).median;
+  op.runs = 1;
+  return op;
+}
+
+} // namespace
+
 std::vector<OpTime> time_ops(const Setup& setup, Device& device, Bytes budget, int steps) {
   ColdDevice cold(device);
   const config::Run& run = setup.profile.run;
@@ -79,7 +113,9 @@ std::vector<OpTime> time_ops(const Setup& setup, Device& device, Bytes budget, i
   session.run(batches);
   OpTimes times(session);
   for (int i = 0; i < steps; ++i) session.run(batches, static_cast<std::uint64_t>(i + 1), setup.train.seed, times.observer());
-  return times.results();
+  std::vector<OpTime> all = times.results();
+  all.push_back(time_update(session, std::min(steps, 5)));
+  return all;
 }
 
 } // namespace gdn::trainer::bench

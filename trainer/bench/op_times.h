@@ -54,8 +54,9 @@ private:
   DeviceMemory cover_;
 };
 
-// Ops of `steps` steps of a configuration on the device, after one to warm up, on random data. Throws
-// Error{DoesNotFit} where the budget is too small.
+// Ops of `steps` steps of a configuration on the device, after one to warm up, on random data, and the update as
+// one more ("optimizer.update", zeroing and norm included; host and device together). Throws Error{DoesNotFit}
+// where the budget is too small.
 std::vector<OpTime> time_ops(const Setup& setup, Device& device, Bytes budget, int steps);
 
 } // namespace gdn::trainer::bench
