@@ -15,6 +15,9 @@ __global__ void __launch_bounds__(kThreads)
   store_index(to, t, 0, inside ? from[at] : outside);
 }
 
+// Ids outside the table's rows, which another rank has: rows of zeros, and nothing to add.
+__device__ __forceinline__ bool inside(std::int64_t id, const Matrix& table) { return id >= 0 && id < table.rows; }
+
 struct LookUpParams {
   Matrix ids, table, y;
 };
@@ -22,7 +25,8 @@ template <int N>
 struct LookUp {
   LookUpParams p;
   __device__ void operator()(std::int64_t t, std::int64_t c) const {
-    store_values<N>(p.y, t, c, load_values<N>(p.table, load_index(p.ids, t, 0), c));
+    const std::int64_t id = load_index(p.ids, t, 0);
+    store_values<N>(p.y, t, c, inside(id, p.table) ? load_values<N>(p.table, id, c) : Values<N>{});
   }
 };
 
@@ -48,7 +52,7 @@ template <int N>
 __global__ void __launch_bounds__(kThreads) table_kernel(Matrix ids, Matrix dy, const std::int32_t* order, Matrix d_table) {
   const std::int64_t n = ids.rows, first = blockIdx.x;
   const std::int64_t id = load_index(ids, order[first], 0);
-  if (first > 0 && load_index(ids, order[first - 1], 0) == id) return;
+  if (!inside(id, d_table) || (first > 0 && load_index(ids, order[first - 1], 0) == id)) return;
   const std::int64_t c = (blockIdx.y * std::int64_t{kThreads} + threadIdx.x) * N;
   if (c >= dy.cols) return;
   Values<N> sum = load_values<N>(d_table, id, c);
