@@ -1,6 +1,7 @@
 #include "planner/layouts.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "config/run_io.h"
 #include "config/yaml.h"
@@ -20,6 +21,7 @@ std::string layout_text(const config::Run& run, bool optimizer) {
   size("CP", p.cp);
   size("PP", p.pp);
   size("VP", p.vp);
+  if (!p.layout.empty()) text += fmt::format(" of {} layers", fmt::join(p.layout, "-"));
   size("EP", p.ep);
   size("ETP", p.etp);
   size("DP", p.dp());
@@ -29,7 +31,7 @@ std::string layout_text(const config::Run& run, bool optimizer) {
   return text;
 }
 
-void add_layout(report::Document& d, const config::Run& run, const plan::Estimate& e) {
+void add_layout(report::Document& d, const config::Model& model, const config::Run& run, const plan::Estimate& e) {
   d.line(fmt::format("{} tokens/s ({} a GPU), {:.0f} TFLOP/s a GPU, MFU {:.1f} %, step {}",
                      format_count(static_cast<std::int64_t>(e.tokens_per_second)),
                      format_count(static_cast<std::int64_t>(e.tokens_per_second_per_gpu)), e.model_tflops_per_gpu, e.mfu * 100,
@@ -39,15 +41,15 @@ void add_layout(report::Document& d, const config::Run& run, const plan::Estimat
                      e.worst_rank().peak_event), report::Tone::Plain, 2);
   if (run.stack != "megatron") return;
   d.line("Megatron-LM:", report::Tone::Dim, 2);
-  d.verbatim(join(plan::megatron_parallel_flags(run)), 4);
+  d.verbatim(join(plan::megatron_parallel_flags(model, run)), 4);
   if (const std::vector<std::string> flags = plan::megatron_flags(e.setting); !flags.empty()) d.verbatim(join(flags), 4);
 }
 
-Json json_layout(const config::Run& run, const plan::Estimate& e) {
+Json json_layout(const config::Model& model, const config::Run& run, const plan::Estimate& e) {
   const config::Parallel& p = run.parallel;
   std::vector<std::string> flags;
   if (run.stack == "megatron") {
-    flags = plan::megatron_parallel_flags(run);
+    flags = plan::megatron_parallel_flags(model, run);
     for (const std::string& f : plan::megatron_flags(e.setting)) flags.push_back(f);
   }
   return {{"gpus", p.gpus}, {"tp", p.tp}, {"cp", p.cp}, {"pp", p.pp}, {"vp", p.vp}, {"ep", p.ep}, {"etp", p.etp}, {"dp", p.dp()},
@@ -105,7 +107,7 @@ int run_solve(const Case& c, const std::string& unknown, plan::Freedom freedom, 
     out.text.line(fmt::format("with {}; recompute {}", layout_text(s.solution->run), s.solution->estimate.setting.text()), report::Tone::Strong, 2);
     plan::Estimate e = s.solution->estimate;
     if (u == plan::Unknown::Budget) e.budget_bytes = e.total_bytes, e.tight = false;
-    add_layout(out.text, s.solution->run, e);
+    add_layout(out.text, c.profile.model, s.solution->run, e);
   } else {
     out.text.heading(question(u, c) + ": none");
     out.text.line("no value fits, whatever the recompute setting allowed here", report::Tone::Bad, 2);
@@ -115,7 +117,7 @@ int run_solve(const Case& c, const std::string& unknown, plan::Freedom freedom, 
     Json j = json_head("gdnplan.solve/1", c, s.solution ? s.solution->estimate.setting.text() : "");
     j["solve"] = unknown;
     j["value"] = s.solution ? Json(s.solution->value) : Json(nullptr);
-    j["answer"] = s.solution ? json_layout(s.solution->run, s.solution->estimate) : Json(nullptr);
+    j["answer"] = s.solution ? json_layout(c.profile.model, s.solution->run, s.solution->estimate) : Json(nullptr);
     j["tried"] = s.tried;
     j["illegal"] = s.skipped;
     j["guard"] = s.guard;

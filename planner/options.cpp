@@ -11,7 +11,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,21 +21,21 @@
 
 namespace gdn::planner {
 
-void ModelOptions::shorthand(CLI::App& command, const std::string& flag, const std::string& key, const std::string& help) {
-  command.add_option_function<std::string>(
+void ModelOptions::shorthand(cli::Command& command, const std::string& flag, const std::string& key, const std::string& help) {
+  command.option(
       flag, [this, flag, key](const std::string& value) { settings.push_back({key, value, flag}); }, help + " (" + key + ")")
-      ->group("Run");
+      .group("Run");
 }
 
-void ModelOptions::add_to(CLI::App& command) {
-  command.add_option("MODEL", model, "name of a profile, a YAML file, or a Hugging Face config.json")->required();
-  command.add_option("--hardware", hardware, "name of a hardware profile or a YAML file; the model's own if not given");
-  command.add_option("--run", run_file, "YAML file of run settings");
-  command.add_option("--profiles", profiles_folder, "folder of models/*.yaml and hardware/*.yaml that add to or replace the built-in ones");
-  command.add_option("--budget", budget, "bytes one GPU may use, such as 130GiB (powers of 1024); the profile's total if not given");
-  command.add_option_function<std::vector<std::string>>("--set", [this](const std::vector<std::string>& values) {
-    for (const std::string& v : values) settings.push_back(config::parse_setting(v));
-  }, "key=value, any key of a run or model file")->take_all()->group("Run");
+void ModelOptions::add_to(cli::Command& command) {
+  command.option("MODEL", model, "name of a profile, a YAML file, or a Hugging Face config.json").required();
+  command.option("--hardware", hardware, "name of a hardware profile or a YAML file; the model's own if not given");
+  command.option("--run", run_file, "YAML file of run settings");
+  command.option("--profiles", profiles_folder, "folder of models/*.yaml and hardware/*.yaml that add to or replace the built-in ones");
+  command.option("--budget", budget, "bytes one GPU may use, such as 130GiB (powers of 1024); the profile's total if not given");
+  command.repeated("--set", [this](const std::string& v) {
+    settings.push_back(config::parse_setting(v));
+  }, "key=value, any key of a run or model file").group("Run");
   shorthand(command, "--tp", "tensor_model_parallel_size", "tensor parallel");
   shorthand(command, "--cp", "context_parallel_size", "context parallel");
   shorthand(command, "--pp", "pipeline_model_parallel_size", "pipeline parallel");
@@ -49,15 +48,15 @@ void ModelOptions::add_to(CLI::App& command) {
   shorthand(command, "--seq", "seq_length", "tokens in a sequence");
   shorthand(command, "--gpus", "gpus", "GPUs in all");
   shorthand(command, "--granularity", "recompute_granularity", "none, selective or full");
-  command.add_option_function<std::string>("--modules", [this](const std::string& value) {
+  command.option("--modules", [this](const std::string& value) {
     settings.push_back({"recompute_modules", value == "none" ? "[]" : value, "--modules"});
     settings.push_back({"recompute_granularity", "selective", "--modules"});
-  }, "recompute modules, separated by commas; 'none' for an empty list (recompute_modules)")->group("Run");
+  }, "recompute modules, separated by commas; 'none' for an empty list (recompute_modules)").group("Run");
   shorthand(command, "--stack", "stack", "megatron or native");
   shorthand(command, "--build", "build", "te or local");
   shorthand(command, "--revision", "revision", "of the stack, such as main+gdn_qkv");
   shorthand(command, "--l2norm", "l2norm", "who normalises q and k: caller, kernel or off");
-  command.add_option("--span", spans, "NAME=FIRST_OP..LAST_OP[:discard]: price any run of ops of a layer as a checkpoint")->take_all()->group("Run");
+  command.option("--span", spans, "NAME=FIRST_OP..LAST_OP[:discard]: price any run of ops of a layer as a checkpoint").group("Run");
 }
 
 namespace {
@@ -126,10 +125,10 @@ Case load(const ModelOptions& o) {
   return c;
 }
 
-void OutputOptions::add_to(CLI::App& command, const std::vector<std::string>& formats) {
-  command.add_option("--format", format, "output format")->check(CLI::IsMember(formats));
-  command.add_option("-o,--output", file, "write to a file instead of stdout");
-  command.add_option("--color,--colour", colour, "auto, always or never")->check(CLI::IsMember({"auto", "always", "never"}));
+void OutputOptions::add_to(cli::Command& command, const std::vector<std::string>& formats) {
+  command.option("--format", format, "output format").one_of(formats);
+  command.option("-o,--output", file, "write to a file instead of stdout");
+  command.option("--color,--colour", colour, "auto, always or never").one_of({"auto", "always", "never"});
 }
 
 report::TextStyle OutputOptions::style() const {

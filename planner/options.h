@@ -6,14 +6,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cli/command.h"
 #include "config/profiles.h"
 #include "core/units.h"
 #include "report/document.h"
 #include "report/html.h"
-
-namespace CLI {
-class App;
-}
 
 namespace gdn::planner {
 
@@ -26,10 +23,10 @@ struct ModelOptions {
   std::vector<std::string> spans;          // --span
   std::string budget;                      // --budget
 
-  void add_to(CLI::App& command);
+  void add_to(cli::Command& command);
 
 private:
-  void shorthand(CLI::App& command, const std::string& flag, const std::string& key, const std::string& help);
+  void shorthand(cli::Command& command, const std::string& flag, const std::string& key, const std::string& help);
 };
 
 // A model with everything a command plans it with.
@@ -45,7 +42,7 @@ Case load(const ModelOptions& options);
 struct OutputOptions {
   std::string format = "text", file, colour = "auto";
 
-  void add_to(CLI::App& command, const std::vector<std::string>& formats);
+  void add_to(cli::Command& command, const std::vector<std::string>& formats);
   report::TextStyle style() const;
 };
 

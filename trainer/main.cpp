@@ -1,7 +1,4 @@
-#include <cstdio>
-#include <exception>
 #include <iostream>
-#include <new>
 
 #include <fmt/format.h>
 
@@ -11,51 +8,31 @@
 
 namespace {
 
-int report(const gdn::Error& e) {
-  fmt::print(stderr, "gdntrain: error: {}\n", e.what());
-  if (!e.hint().empty()) fmt::print(stderr, "  {}\n", e.hint());
-  return gdn::exit_status(e.code());
-}
+using gdn::Error, gdn::ErrorCode;
 
 int run(int argc, char** argv) {
-  CLI::App program{"Runs the programs that gdnplan counts, and checks its predictions.", "gdntrain"};
-  program.set_version_flag("--version", GDN_VERSION);
-  program.require_subcommand(1);
-  struct Command {
-    CLI::App* app;
-    gdn::trainer::Runner run;
-  };
-  std::vector<Command> commands;
-  for (auto add : {gdn::trainer::add_run, gdn::trainer::add_sweep, gdn::trainer::add_check, gdn::trainer::add_bench, gdn::trainer::add_calibrate}) {
-    gdn::trainer::Runner runner = add(program);
-    commands.push_back({program.get_subcommands([](CLI::App*) { return true; }).back(), std::move(runner)});
-  }
+  gdn::cli::Program program("gdntrain", "Runs the programs that gdnplan counts, and checks its predictions.", GDN_VERSION);
+  for (auto add : {gdn::trainer::add_run, gdn::trainer::add_sweep, gdn::trainer::add_check, gdn::trainer::add_bench, gdn::trainer::add_calibrate})
+    program.add(add);
+  const bool first = gdn::trainer::launched_rank() == 0; // it speaks for all
+  std::ostream nowhere(nullptr);
+  std::optional<gdn::cli::Program::Choice> choice;
   try {
-    program.parse(argc, argv);
-  } catch (const CLI::ParseError& e) { // help and version end 0, every other parse error 2
-    if (gdn::trainer::launched_rank() > 0) return e.get_exit_code() == 0 ? 0 : 2; // the first rank says it
-    return program.exit(e, std::cout, std::cerr) == 0 ? 0 : 2;
+    choice = program.parse(argc, argv, first ? std::cout : nowhere);
+  } catch (const Error& e) {
+    if (first) throw;
+    return gdn::exit_status(e.code());
   }
-  for (const Command& c : commands)
-    if (c.app->parsed())
-      return gdn::trainer::run_ranks([&](gdn::trainer::World& world) {
-        if (world.size() > 1 && c.app->get_name() != "run")
-          throw gdn::Error(gdn::ErrorCode::Usage, fmt::format("gdntrain {} runs on one rank, but {} were started", c.app->get_name(), world.size()));
-        return c.run();
-      });
-  return 2;
+  if (!choice) return 0;
+  return gdn::trainer::run_ranks([&](gdn::trainer::World& world) {
+    if (world.size() > 1 && choice->command != "run" && choice->command != "calibrate")
+      throw Error(ErrorCode::Usage, fmt::format("gdntrain {} runs on one rank, but {} were started", choice->command, world.size()));
+    return choice->run();
+  });
 }
 
 } // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const gdn::Error& e) {
-    return report(e);
-  } catch (const std::bad_alloc&) {
-    return report(gdn::Error(gdn::ErrorCode::Internal, "out of host memory"));
-  } catch (const std::exception& e) {
-    return report(gdn::Error(gdn::ErrorCode::Internal, fmt::format("unexpected: {}", e.what())));
-  }
+  return gdn::cli::reporting("gdntrain", [&] { return run(argc, argv); });
 }

@@ -16,26 +16,26 @@
 
 namespace gdn::trainer {
 
-void CommonOptions::add_to(CLI::App& command) {
-  command.add_option("CONFIG", config, "YAML file: a model (its keys, or base: PROFILE), run: and train:")->required();
-  command.add_option("--device", device, "cpu, cuda, or auto: cuda where there is one")->check(CLI::IsMember({"cpu", "cuda", "auto"}));
-  command.add_option("--provider", provider, "whose scratch is reserved: the device's own, or upstream: what gdnplan counts for stack megatron")
-      ->check(CLI::IsMember({"upstream"}));
-  command.add_option("--budget", budget, "bytes that may be allocated, such as 130GiB (powers of 1024); the device's memory if not given");
-  command.add_option("-o,--output", folder, "folder to write to; runs/<name of CONFIG> if not given");
-  command.add_option_function<std::vector<std::string>>("--set", [this](const std::vector<std::string>& values) {
-    for (const std::string& v : values) settings.push_back(config::parse_setting(v));
-  }, "key=value: a key of the model, of run, or train.KEY")->take_all();
-  command.add_option_function<std::string>("--modules", [this](const std::string& value) {
+void CommonOptions::add_to(cli::Command& command) {
+  command.option("CONFIG", config, "YAML file: a model (its keys, or base: PROFILE), run: and train:").required();
+  command.option("--device", device, "cpu, cuda, or auto: cuda where there is one").one_of({"cpu", "cuda", "auto"});
+  command.option("--provider", provider, "whose scratch is reserved: the device's own, or upstream: what gdnplan counts for stack megatron")
+      .one_of({"upstream"});
+  command.option("--budget", budget, "bytes that may be allocated, such as 130GiB (powers of 1024); the device's memory if not given");
+  command.option("-o,--output", folder, "folder to write to; runs/<name of CONFIG> if not given");
+  command.repeated("--set", [this](const std::string& v) {
+    settings.push_back(config::parse_setting(v));
+  }, "key=value: a key of the model, of run, or train.KEY");
+  command.option("--modules", [this](const std::string& value) {
     for (config::Setting& s : modules_setting(value)) settings.push_back(std::move(s));
   }, "recompute modules, separated by commas; 'none' for an empty list");
-  command.add_option_function<std::string>("--stack", [this](const std::string& value) {
+  command.option("--stack", [this](const std::string& value) {
     settings.push_back({"stack", value, "--stack"});
   }, "megatron or native");
-  command.add_option_function<std::string>("--steps", [this](const std::string& value) {
+  command.option("--steps", [this](const std::string& value) {
     settings.push_back({"train.steps", value, "--steps"});
   }, "steps to train (train.steps)");
-  command.add_option_function<std::string>("--seed", [this](const std::string& value) {
+  command.option("--seed", [this](const std::string& value) {
     settings.push_back({"train.seed", value, "--seed"});
   }, "seed of weights and data (train.seed)");
 }

@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 
+#include "cli/command.h"
 #include "report/document.h"
 #include "trainer/device.h"
 #include "trainer/setup.h"
@@ -17,7 +17,7 @@ struct CommonOptions {
   std::string device = "auto", provider, budget, folder;
   std::vector<config::Setting> settings; // --set and its shorthands, in the order given
 
-  void add_to(CLI::App& command);
+  void add_to(cli::Command& command);
   Bytes budget_bytes(const Device& device) const; // --budget, else what the device has
   // --provider: whose scratch is laid out; the device's own if not given.
   const model::Provider& laid_out_for(const Device& device) const;

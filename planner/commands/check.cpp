@@ -47,12 +47,12 @@ struct CheckCommand {
 
 } // namespace
 
-Runner add_check(CLI::App& program) {
+cli::Runner add_check(cli::Command& program) {
   auto command = std::make_shared<CheckCommand>();
-  CLI::App* app = program.add_subcommand("check", "validation only: every rule of the target stack that a configuration breaks");
-  command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json"});
-  app->footer("Example: gdnplan check qwen3.5-397b-a17b --pp 8\nExit: 0 accepted, 2 rejected");
+  cli::Command app = program.subcommand("check", "validation only: every rule of the target stack that a configuration breaks");
+  command->model.add_to(app);
+  command->output.add_to(app, {"text", "json"});
+  app.footer("Example: gdnplan check qwen3.5-397b-a17b --pp 8\nExit: 0 accepted, 2 rejected");
   return [command] { return command->run(); };
 }
 

@@ -246,15 +246,15 @@ struct CompareCommand {
 
 } // namespace
 
-Runner add_compare(CLI::App& program) {
+cli::Runner add_compare(cli::Command& program) {
   auto command = std::make_shared<CompareCommand>();
-  CLI::App* app = program.add_subcommand("compare", "two profiles, predicted or measured; or one and a line of one's own log");
-  app->add_option("A", command->first, "a gdn.profile/1 file; FILE:SET takes one of its sets")->required();
-  app->add_option("B", command->second, "another one");
-  app->add_option("--observed", command->observed, "allocated=77.8GB[,reserved=...,step=SECONDS,modules=...] (here GB is 1e9 bytes, GiB 2^30)");
-  app->add_option("--fail-above", command->fail_above_text, "end with 5 when a row differs by more, such as 2%");
-  command->output.add_to(*app, {"text", "json", "csv"});
-  app->footer("Example: gdnplan estimate MODEL -o a.yaml && gdnplan compare a.yaml --observed allocated=77.8GB");
+  cli::Command app = program.subcommand("compare", "two profiles, predicted or measured; or one and a line of one's own log");
+  app.option("A", command->first, "a gdn.profile/1 file; FILE:SET takes one of its sets").required();
+  app.option("B", command->second, "another one");
+  app.option("--observed", command->observed, "allocated=77.8GB[,reserved=...,step=SECONDS,modules=...] (here GB is 1e9 bytes, GiB 2^30)");
+  app.option("--fail-above", command->fail_above_text, "end with 5 when a row differs by more, such as 2%");
+  command->output.add_to(app, {"text", "json", "csv"});
+  app.footer("Example: gdnplan estimate MODEL -o a.yaml && gdnplan compare a.yaml --observed allocated=77.8GB");
   return [command] { return command->run(); };
 }
 

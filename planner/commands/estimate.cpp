@@ -82,6 +82,7 @@ struct EstimateCommand {
     for (const auto& [name, bytes] : w.largest) largest += fmt::format("{}{} {}", largest.empty() ? "" : ", ", name, format_bytes(bytes));
     d.line("largest there: " + largest, report::Tone::Plain, 2);
     phases(d, w);
+    add_outside(d, e);
     if (ranks) add_ranks(d, e);
     d.heading("Layers, one micro-batch");
     report::Table lt{"layers", {{"kind"}, {"count", report::Align::Right}, {"retained", report::Align::Right}, {"B/token", report::Align::Right},
@@ -136,6 +137,17 @@ struct EstimateCommand {
     for (const auto& [name, bytes] : {std::pair{"forward", w.forward_peak}, {"loss", w.loss_peak}, {"backward", w.backward_peak},
                                       {"replay", w.replay_peak}, {"gradient reduction, update", w.optimizer_peak}, {"first step, before Adam's moments", w.first_step_peak}})
       if (bytes > 0) t.rows.push_back({name, format_gib(bytes)});
+    d.table(std::move(t));
+  }
+
+  static void add_outside(report::Document& d, const plan::Estimate& e) {
+    d.heading("Outside the tensors (context)");
+    report::Table t{"outside", {{"item"}, {"bytes", report::Align::Right}, {"source", report::Align::Left, true}}};
+    std::string above; // a source is written once
+    for (const plan::OutsideRow& row : e.outside) {
+      t.rows.push_back({row.name, format_bytes(row.bytes), {row.source == above ? "\"" : row.source, report::Tone::Dim}});
+      above = row.source;
+    }
     d.table(std::move(t));
   }
 
@@ -211,14 +223,14 @@ struct EstimateCommand {
 
 } // namespace
 
-Runner add_estimate(CLI::App& program) {
+cli::Runner add_estimate(cli::Command& program) {
   auto command = std::make_shared<EstimateCommand>();
-  CLI::App* app = program.add_subcommand("estimate", "one configuration: memory by category, phase, rank and layer; throughput");
-  command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv", "yaml", "html", "svg"});
-  app->add_option("--solve", command->solve, kSolveHelp);
-  app->add_flag("--ranks", command->ranks, "one row a pipeline rank");
-  app->footer("Example: gdnplan estimate qwen3-next-80b-a3b --modules gdn_qkv,moe --ranks\nExit: 0 fits, 3 does not fit");
+  cli::Command app = program.subcommand("estimate", "one configuration: memory by category, phase, rank and layer; throughput");
+  command->model.add_to(app);
+  command->output.add_to(app, {"text", "json", "csv", "yaml", "html", "svg"});
+  app.option("--solve", command->solve, kSolveHelp);
+  app.flag("--ranks", command->ranks, "one row a pipeline rank");
+  app.footer("Example: gdnplan estimate qwen3-next-80b-a3b --modules gdn_qkv,moe --ranks\nExit: 0 fits, 3 does not fit");
   return [command] { return command->run(); };
 }
 

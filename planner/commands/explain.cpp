@@ -87,12 +87,12 @@ struct ExplainCommand {
 
 } // namespace
 
-Runner add_explain(CLI::App& program) {
+cli::Runner add_explain(cli::Command& program) {
   auto command = std::make_shared<ExplainCommand>();
-  CLI::App* app = program.add_subcommand("explain", "why a setting does less than hoped, what sets the peak, what would move it");
-  command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json"});
-  app->footer("Example: gdnplan explain qwen3.5-35b-a3b --modules core_attn,moe_act\nExit: 0 fits, 3 does not fit");
+  cli::Command app = program.subcommand("explain", "why a setting does less than hoped, what sets the peak, what would move it");
+  command->model.add_to(app);
+  command->output.add_to(app, {"text", "json"});
+  app.footer("Example: gdnplan explain qwen3.5-35b-a3b --modules core_attn,moe_act\nExit: 0 fits, 3 does not fit");
   return [command] { return command->run(); };
 }
 

@@ -59,15 +59,15 @@ struct ImportCommand {
 
 } // namespace
 
-Runner add_import(CLI::App& program) {
+cli::Runner add_import(cli::Command& program) {
   auto command = std::make_shared<ImportCommand>();
-  CLI::App* app = program.add_subcommand("import", "a Hugging Face config.json or Megatron-LM arguments, as YAML");
-  app->allow_extras(); // Megatron's arguments look like options: what is not ours is SOURCE
-  command->output.add_to(*app, {"text", "json", "yaml"});
-  app->footer("SOURCE is a config.json, its folder, a file of Megatron arguments, or the arguments themselves.\n"
+  cli::Command app = program.subcommand("import", "a Hugging Face config.json or Megatron-LM arguments, as YAML");
+  app.allow_extras(); // Megatron's arguments look like options: what is not ours is SOURCE
+  command->output.add_to(app, {"text", "json", "yaml"});
+  app.footer("SOURCE is a config.json, its folder, a file of Megatron arguments, or the arguments themselves.\n"
               "Example: gdnplan import ./config.json -o model.yaml\nArguments that nothing reads are listed on stderr.");
   return [command, app] {
-    const std::vector<std::string> words = app->remaining();
+    const std::vector<std::string> words = app.extras();
     command->source = join(words);
     if (command->source.empty()) throw Error(ErrorCode::Usage, "import needs a SOURCE", "a config.json, or Megatron-LM arguments");
     return command->run();

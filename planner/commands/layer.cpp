@@ -126,16 +126,16 @@ struct LayerCommand {
 
 } // namespace
 
-Runner add_layer(CLI::App& program) {
+cli::Runner add_layer(cli::Command& program) {
   auto command = std::make_shared<LayerCommand>();
-  CLI::App* app = program.add_subcommand("layer", "one layer's tensors: bytes, and what is kept, freed or replayed");
-  command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv", "yaml"});
-  app->add_option("--layer", command->layer, "gdn, gdn2, attention, moe or mlp (the module alone), or the index of a decoder layer");
-  CLI::Option* diff = app->add_option("--diff", command->diff, "a second module list, shown beside the first");
-  app->footer("Example: gdnplan layer qwen3.5-35b-a3b --layer gdn --build local --diff gdn_qkv");
+  cli::Command app = program.subcommand("layer", "one layer's tensors: bytes, and what is kept, freed or replayed");
+  command->model.add_to(app);
+  command->output.add_to(app, {"text", "json", "csv", "yaml"});
+  app.option("--layer", command->layer, "gdn, gdn2, attention, moe or mlp (the module alone), or the index of a decoder layer");
+  const cli::Option diff = app.option("--diff", command->diff, "a second module list, shown beside the first");
+  app.footer("Example: gdnplan layer qwen3.5-35b-a3b --layer gdn --build local --diff gdn_qkv");
   return [command, diff] {
-    command->has_diff = diff->count() > 0;
+    command->has_diff = diff.given();
     return command->run();
   };
 }

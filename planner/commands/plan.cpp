@@ -181,16 +181,16 @@ struct PlanCommand {
 
 } // namespace
 
-Runner add_plan(CLI::App& program) {
+cli::Runner add_plan(cli::Command& program) {
   auto command = std::make_shared<PlanCommand>();
-  CLI::App* app = program.add_subcommand("plan", "every legal combination of recompute modules, ranked, and the one to use");
-  command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv", "yaml", "html", "svg"});
-  app->add_option("--solve", command->solve, kSolveHelp);
-  app->add_flag("--hypothetical", command->hypothetical, "also forms that no revision offers, and --span");
-  app->add_flag("--explore", command->explore, "every contiguous span of every layer kind as a checkpoint, beside today's modules");
-  app->add_flag("--all", command->all, "list dominated settings too");
-  app->footer("Example: gdnplan plan qwen3.5-35b-a3b --hardware h200 --seq 8192\nExit: 0 something fits, 3 nothing fits");
+  cli::Command app = program.subcommand("plan", "every legal combination of recompute modules, ranked, and the one to use");
+  command->model.add_to(app);
+  command->output.add_to(app, {"text", "json", "csv", "yaml", "html", "svg"});
+  app.option("--solve", command->solve, kSolveHelp);
+  app.flag("--hypothetical", command->hypothetical, "also forms that no revision offers, and --span");
+  app.flag("--explore", command->explore, "every contiguous span of every layer kind as a checkpoint, beside today's modules");
+  app.flag("--all", command->all, "list dominated settings too");
+  app.footer("Example: gdnplan plan qwen3.5-35b-a3b --hardware h200 --seq 8192\nExit: 0 something fits, 3 nothing fits");
   return [command] { return command->run(); };
 }
 

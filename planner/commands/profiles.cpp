@@ -71,16 +71,16 @@ struct ProfilesCommand {
 
 } // namespace
 
-Runner add_profiles(CLI::App& program) {
+cli::Runner add_profiles(cli::Command& program) {
   auto command = std::make_shared<ProfilesCommand>();
-  CLI::App* app = program.add_subcommand("profiles", "models and hardware that are built in or in --profiles DIR");
-  CLI::App* list = app->add_subcommand("list", "names, totals, aliases");
-  CLI::App* show = app->add_subcommand("show", "one profile as YAML, with every source");
-  for (CLI::App* sub : {list, show}) sub->add_option("--profiles", command->folder, "folder that adds or overrides profiles");
-  command->output.add_to(*list, {"text", "json", "csv"});
-  show->add_option("NAME", command->what, "a model or hardware profile")->required();
-  app->require_subcommand(0, 1);
-  return [command, show] { return show->parsed() ? command->show() : command->list(); };
+  cli::Command app = program.subcommand("profiles", "models and hardware that are built in or in --profiles DIR");
+  cli::Command list = app.subcommand("list", "names, totals, aliases");
+  cli::Command show = app.subcommand("show", "one profile as YAML, with every source");
+  for (cli::Command sub : {list, show}) sub.option("--profiles", command->folder, "folder that adds or overrides profiles");
+  command->output.add_to(list, {"text", "json", "csv"});
+  show.option("NAME", command->what, "a model or hardware profile").required();
+  app.needs_subcommand(0, 1);
+  return [command, show] { return show.chosen() ? command->show() : command->list(); };
 }
 
 } // namespace gdn::planner

@@ -93,7 +93,7 @@ struct SearchCommand {
     if (shown < s.front.size())
       d.line(fmt::format("{} of {} points of the front (--all lists every one)", shown, s.front.size()), report::Tone::Dim, 2);
     d.heading(fmt::format("Best: {}; recompute {}", layout_text(s.front.front().run, optimizer_options), s.front.front().estimate.setting.text()));
-    add_layout(d, s.front.front().run, s.front.front().estimate);
+    add_layout(d, c.profile.model, s.front.front().run, s.front.front().estimate);
     d.line("--format yaml writes it as a run file for --run", report::Tone::Dim, 2);
     add_assumptions(d, s.assumptions);
     return d;
@@ -119,7 +119,7 @@ struct SearchCommand {
                    {"static_state", s.counts.static_state}, {"memory_bound", s.counts.memory_bound},
                    {"dominated", s.counts.dominated}, {"evaluated", s.counts.evaluated}};
     Json front = Json::array();
-    for (const plan::SearchPoint& p : s.front) front.push_back(json_layout(p.run, p.estimate));
+    for (const plan::SearchPoint& p : s.front) front.push_back(json_layout(c.profile.model, p.run, p.estimate));
     j["best"] = front.empty() ? Json(nullptr) : front.front();
     j["front"] = std::move(front);
     j["overrun"] = s.overrun ? Json{{"bytes", s.overrun->bytes}, {"setting", s.overrun->setting}, {"lever", s.overrun->lever}} : Json(nullptr);
@@ -131,15 +131,15 @@ struct SearchCommand {
 
 } // namespace
 
-Runner add_search(CLI::App& program) {
+cli::Runner add_search(cli::Command& program) {
   auto command = std::make_shared<SearchCommand>();
-  CLI::App* app = program.add_subcommand("search", "every layout of the GPUs with every recompute setting: the fastest for its memory");
-  command->model.add_to(*app);
-  command->output.add_to(*app, {"text", "json", "csv", "yaml", "html", "svg"});
-  app->add_option("--solve", command->solve, kSolveHelp);
-  app->add_flag("--optimizer-options", command->optimizer_options, "also bf16 gradients and the precision-aware optimizer");
-  app->add_flag("--all", command->all, "list every point of the front");
-  app->footer("Example: gdnplan search qwen3.5-397b-a17b --hardware h200 --gpus 256 --global-batch 1024\nExit: 0 something fits, 3 nothing fits");
+  cli::Command app = program.subcommand("search", "every layout of the GPUs with every recompute setting: the fastest for its memory");
+  command->model.add_to(app);
+  command->output.add_to(app, {"text", "json", "csv", "yaml", "html", "svg"});
+  app.option("--solve", command->solve, kSolveHelp);
+  app.flag("--optimizer-options", command->optimizer_options, "also bf16 gradients and the precision-aware optimizer");
+  app.flag("--all", command->all, "list every point of the front");
+  app.footer("Example: gdnplan search qwen3.5-397b-a17b --hardware h200 --gpus 256 --global-batch 1024\nExit: 0 something fits, 3 nothing fits");
   return [command] { return command->run(); };
 }
 

@@ -189,30 +189,30 @@ int bench_ops(const BenchOptions& o) {
 
 } // namespace
 
-Runner add_bench(CLI::App& program) {
-  auto* command = program.add_subcommand("bench", "time the delta rule, the body of a model, or each of its ops");
-  command->require_subcommand(1);
+cli::Runner add_bench(cli::Command& program) {
+  cli::Command command = program.subcommand("bench", "time the delta rule, the body of a model, or each of its ops");
+  command.needs_subcommand(1, 1);
   struct What {
-    CLI::App* app;
+    cli::Command app;
     int (*run)(const BenchOptions&);
     std::shared_ptr<BenchOptions> options;
   };
   std::vector<What> all;
   auto add = [&](const char* name, const char* text, int (*run)(const BenchOptions&)) {
-    all.push_back({command->add_subcommand(name, text), run, std::make_shared<BenchOptions>()});
-    all.back().app->add_option("--repeats", all.back().options->repeats, "how often, for the median")->check(CLI::Range(1, 10000));
+    all.push_back({command.subcommand(name, text), run, std::make_shared<BenchOptions>()});
+    all.back().app.option("--repeats", all.back().options->repeats, "how often, for the median").between(1, 10000);
     return all.back();
   };
-  const What rule = add("rule", "the gated delta rule at the published shapes, beside the floor; on the CPU at short ones", bench_rule);
-  rule.app->add_option("--device", rule.options->device, "cpu, cuda, or auto: cuda where there is one")->check(CLI::IsMember({"cpu", "cuda", "auto"}));
-  rule.app->add_option("-o,--output", rule.options->folder, "folder to write to; runs/bench if not given");
-  const What body = add("body", "forward and backward of the layers alone: tokens per second and activation bytes", bench_body);
-  body.options->add_to(*body.app);
-  const What ops = add("ops", "each op kind at each shape: time, rates, and what the planner expects", bench_ops);
-  ops.options->add_to(*ops.app);
+  What rule = add("rule", "the gated delta rule at the published shapes, beside the floor; on the CPU at short ones", bench_rule);
+  rule.app.option("--device", rule.options->device, "cpu, cuda, or auto: cuda where there is one").one_of({"cpu", "cuda", "auto"});
+  rule.app.option("-o,--output", rule.options->folder, "folder to write to; runs/bench if not given");
+  What body = add("body", "forward and backward of the layers alone: tokens per second and activation bytes", bench_body);
+  body.options->add_to(body.app);
+  What ops = add("ops", "each op kind at each shape: time, rates, and what the planner expects", bench_ops);
+  ops.options->add_to(ops.app);
   return [all] {
     for (const What& what : all)
-      if (what.app->parsed()) return what.run(*what.options);
+      if (what.app.chosen()) return what.run(*what.options);
     return 2;
   };
 }

@@ -9,12 +9,15 @@
 #include "core/error.h"
 #include "cost/cost.h"
 #include "trainer/atomic_file.h"
+#include "trainer/bench/collective_times.h"
 #include "trainer/bench/efficiencies.h"
 #include "trainer/bench/op_times.h"
 #include "trainer/bench/versions.h"
+#include "trainer/comm/launch.h"
 #include "trainer/commands/commands.h"
 #include "trainer/commands/measured_with.h"
 #include "trainer/devices.h"
+#include "trainer/exchange_report.h"
 #include "trainer/options.h"
 
 namespace gdn::trainer {
@@ -34,7 +37,55 @@ struct Total {
   Seconds measured = 0, before = 0, after = 0;
 };
 
+// With several ranks: how long exchanges between their devices take.
+int calibrate_exchanges(const CalibrateOptions& o, World& host) {
+  const std::unique_ptr<Device> device = make_device(o.device);
+  const std::unique_ptr<World> world = device->connect(host);
+  if (!world)
+    throw Error(ErrorCode::Usage, fmt::format("calibrate on {} ranks times exchanges between GPUs, and '{}' has none", host.size(), device->name()),
+                "on one rank it times the ops of a model");
+  const std::string wanted = o.hardware.empty() ? load_setup(o.config, o.settings).profile.hardware : o.hardware;
+  const config::Hardware before = config::Profiles().hardware(wanted);
+  const std::vector<bench::CollectiveTime> times = bench::time_collectives(*world, *device, o.repeats > 0 ? o.repeats : 20);
+  const std::string versions = bench::versions(device->asynchronous()), source = fmt::format("measured on {} {}: gdntrain calibrate; {}", host.size(), device->name(), versions);
+  config::Hardware after = before;
+  const std::vector<config::CollectiveRow> rows = bench::fit_collectives(times, before, source);
+  bench::replace_collectives(after, rows);
+  if (host.rank() > 0) return 0;
+
+  config::Profile measured;
+  measured.identity = {{"model", fmt::format("exchanges between {} GPUs", host.size())}, {"provider", std::string(device->provider().name())},
+                       {"device", device->name()}, {"hardware", before.name}, {"kind", "measured"}, {"program", "gdntrain"},
+                       {"command", fmt::format("mpirun -n {} {}", host.size(), command_line())}, {"versions", versions},
+                       {"note", "median over repeats of the exchange alone, of the rank that came last; bytes of the whole matrix, wire: what a rank sends"}};
+  measured.sets.push_back({fmt::format("{} ranks", host.size()), {}});
+  for (const config::CollectiveRow& r : rows) {
+    measured.sets.back().rows.push_back({fmt::format("{}.share", r.kind), r.share, "of the link", fmt::format("fitted: of {} GB/s", before.scale_up / 1e9)});
+    measured.sets.back().rows.push_back({fmt::format("{}.latency", r.kind), r.latency, "seconds", "fitted"});
+  }
+  const cost::CostModel was(before, std::string(device->provider().name()), {}, DType::BF16), is(after, std::string(device->provider().name()), {}, DType::BF16);
+  using report::Align;
+  report::Document d;
+  d.heading(fmt::format("Exchanges between {} {}", host.size(), device->name()));
+  report::Table t{"exchanges", {{"kind"}, {"bytes", Align::Right}, {"measured", Align::Right}, {"sent by a rank", Align::Right}, {"predicted before", Align::Right}, {"after", Align::Right}}};
+  for (const bench::CollectiveTime& x : times) {
+    measured.sets.back().rows.push_back({fmt::format("{}.{}.seconds", x.kind, x.bytes), x.seconds, "seconds", "measured"});
+    const model::Collective c{collective_kind(x.kind), model::Group::Tp, x.kind == "p2p" ? 2 : host.size(), x.bytes};
+    t.rows.push_back({x.kind, format_bytes(x.bytes), format_seconds(x.seconds), fmt::format("{:.0f} GB/s", x.wire / x.seconds / 1e9), format_seconds(was.seconds(c)),
+                      format_seconds(is.seconds(c))});
+  }
+  d.table(std::move(t));
+  const std::filesystem::path written = o.output_folder() / "collectives.yaml";
+  write_atomically(written, config::to_yaml(measured));
+  const std::string file = !o.file.empty() ? o.file : (o.output_folder() / (before.name + ".yaml")).string();
+  write_atomically(file, config::to_yaml(config::to_node(after)));
+  d.line(fmt::format("Written: {}, {}", written.string(), file));
+  print(d);
+  return 0;
+}
+
 int calibrate(const CalibrateOptions& o) {
+  if (World& world = this_world(); world.size() > 1) return calibrate_exchanges(o, world);
   const std::unique_ptr<Device> device = make_device(o.device);
   if (!device->asynchronous()) say("on the CPU: efficiencies of reference arithmetic, of use for trying the command out");
   const int steps = o.repeats > 0 ? o.repeats : device->asynchronous() ? 10 : 2;
@@ -106,14 +157,14 @@ int calibrate(const CalibrateOptions& o) {
 
 } // namespace
 
-Runner add_calibrate(CLI::App& program) {
-  auto* command = program.add_subcommand("calibrate", "time the ops of a model and write the efficiencies of a hardware profile");
+cli::Runner add_calibrate(cli::Command& program) {
+  cli::Command command = program.subcommand("calibrate", "time the ops of a model, or with several ranks exchanges between their GPUs, and write what a hardware profile says of them");
   auto options = std::make_shared<CalibrateOptions>();
-  options->add_to(*command);
-  command->add_option("--also", options->also, "more configurations, whose ops are timed as well")->check(CLI::ExistingFile);
-  command->add_option("--hardware", options->hardware, "profile to start from: a name, or a file, which is then updated; the configuration's own if not given");
-  command->add_option("--profile", options->file, "file to write; NAME.yaml if the profile was given by name");
-  command->add_option("--repeats", options->repeats, "steps that are timed")->check(CLI::Range(1, 1000));
+  options->add_to(command);
+  command.option("--also", options->also, "more configurations, whose ops are timed as well").existing_file();
+  command.option("--hardware", options->hardware, "profile to start from: a name, or a file, which is then updated; the configuration's own if not given");
+  command.option("--profile", options->file, "file to write; NAME.yaml if the profile was given by name");
+  command.option("--repeats", options->repeats, "steps that are timed").between(1, 1000);
   return [options] { return calibrate(*options); };
 }
 

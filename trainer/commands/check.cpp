@@ -235,6 +235,9 @@ std::vector<DecodeOutcome> run_decode(const CheckOptions& o, Device& device) {
 
 int check_decoding(const CheckOptions& o) {
   std::unique_ptr<Device> device = make_device(o.device);
+  if (!device->takes(DType::FP32))
+    throw Error(ErrorCode::Config, fmt::format("--decode compares in fp32, and the kernels of '{}' take bf16: decoding through the op lists runs on the CPU", device->name()),
+                "--device cpu; the GPU's decode kernels have a check of their own, gdn_decode_check");
   const std::vector<DecodeOutcome> outcomes = run_decode(o, *device);
   size_t cases = 0;
   nlohmann::ordered_json root{{"schema", "gdn.check/1"}, {"device", device->name()}};
@@ -275,24 +278,24 @@ int check(const CheckOptions& o) {
 
 } // namespace
 
-Runner add_check(CLI::App& program) {
-  auto* command = program.add_subcommand("check", "every op against the same in double; --hf: a Hugging Face checkpoint against reference results");
+cli::Runner add_check(cli::Command& program) {
+  cli::Command command = program.subcommand("check", "every op against the same in double; --hf: a Hugging Face checkpoint against reference results");
   auto o = std::make_shared<CheckOptions>();
-  command->add_option("MODEL", o->model, "a model or configuration, small enough to run; profile tiny and a variant of it with gdn2 if not given");
-  command->add_option("--hf", o->folder, "folder with config.json and safetensors weights; with reference.safetensors (input_ids, labels, loss, logits, "
+  command.option("MODEL", o->model, "a model or configuration, small enough to run; profile tiny and a variant of it with gdn2 if not given");
+  command.option("--hf", o->folder, "folder with config.json and safetensors weights; with reference.safetensors (input_ids, labels, loss, logits, "
                                          "hidden.I, grad.NAME) loss, activations and gradients are compared");
-  command->add_option("--export-hf", o->export_hf, "write the checkpoint's weights back to this new folder: byte for byte the same");
-  command->add_flag("--decode", o->decode, "prefill and token-by-token decoding against the full forward, however requests are cut into passes");
-  command->add_option("--device", o->device, "cpu, cuda, or auto: cuda where there is one")->check(CLI::IsMember({"cpu", "cuda", "auto"}));
-  command->add_option("--dtype", o->dtype, "dtype of the run: fp32, or bf16 with wider tolerances; ops are checked in both")->check(CLI::IsMember({"fp32", "bf16"}));
-  command->add_option("--stack", o->stack, "native, megatron, or both")->check(CLI::IsMember({"native", "megatron", "both"}));
-  command->add_option_function<std::string>("--modules", [o](const std::string& value) {
+  command.option("--export-hf", o->export_hf, "write the checkpoint's weights back to this new folder: byte for byte the same");
+  command.flag("--decode", o->decode, "prefill and token-by-token decoding against the full forward, however requests are cut into passes");
+  command.option("--device", o->device, "cpu, cuda, or auto: cuda where there is one").one_of({"cpu", "cuda", "auto"});
+  command.option("--dtype", o->dtype, "dtype of the run: fp32, or bf16 with wider tolerances; ops are checked in both").one_of({"fp32", "bf16"});
+  command.option("--stack", o->stack, "native, megatron, or both").one_of({"native", "megatron", "both"});
+  command.option("--modules", [o](const std::string& value) {
     for (config::Setting& s : modules_setting(value)) o->settings.push_back(std::move(s));
   }, "recompute modules, separated by commas: they change no result");
-  command->add_option_function<std::vector<std::string>>("--set", [o](const std::vector<std::string>& values) {
-    for (const std::string& v : values) o->settings.push_back(config::parse_setting(v));
-  }, "key=value: a key of the model or of the run")->take_all();
-  command->add_option("--format", o->format, "text or json")->check(CLI::IsMember({"text", "json"}));
+  command.repeated("--set", [o](const std::string& v) {
+    o->settings.push_back(config::parse_setting(v));
+  }, "key=value: a key of the model or of the run");
+  command.option("--format", o->format, "text or json").one_of({"text", "json"});
   return [o] { return check(*o); };
 }
 

@@ -1,16 +1,15 @@
 #pragma once
-#include <functional>
+#include <memory>
 
-#include <CLI/CLI.hpp>
+#include "cli/program.h"
 
 namespace gdn::trainer {
 
-// Adds a command to the program; what it returns runs it and gives the exit status.
-using Runner = std::function<int()>;
-Runner add_run(CLI::App& program);
-Runner add_sweep(CLI::App& program);
-Runner add_check(CLI::App& program);
-Runner add_bench(CLI::App& program);
-Runner add_calibrate(CLI::App& program);
+// Each adds a command to the program; what it returns runs it and gives the exit status.
+cli::Runner add_run(cli::Command& program);
+cli::Runner add_sweep(cli::Command& program);
+cli::Runner add_check(cli::Command& program);
+cli::Runner add_bench(cli::Command& program);
+cli::Runner add_calibrate(cli::Command& program);
 
 } // namespace gdn::trainer

@@ -13,11 +13,13 @@
 #include "trainer/commands/commands.h"
 #include "trainer/data.h"
 #include "trainer/devices.h"
+#include "trainer/exchange_report.h"
 #include "trainer/hf/weights.h"
 #include "trainer/memory_report.h"
 #include "trainer/options.h"
 #include "trainer/prediction.h"
 #include "trainer/step_profile.h"
+#include "trainer/time_prediction.h"
 #include "trainer/training.h"
 
 namespace gdn::trainer {
@@ -28,8 +30,9 @@ struct RunOptions : CommonOptions {
   std::string hf, export_hf;
   bool dry_run = false;
   checkpoint::CheckpointOptions checkpoints;
+  std::vector<cli::Option> writing; // any of these was given: checkpoints are written
 
-  void add_checkpoints_to(CLI::App& command);
+  void add_checkpoints_to(cli::Command& command);
 };
 
 void add_heading(report::Document& d, const Setup& s, const Device& device, const std::string& data) {
@@ -72,6 +75,27 @@ config::ProfileSet measured_set(const Setup& s, const std::vector<StepRecord>& s
   return set;
 }
 
+// What the planner expects of the device beside what the steps took: the median of those that timed no op.
+void add_time_comparison(report::Document& d, const Setup& s, const Device& device, const std::vector<StepRecord>& steps) {
+  const std::optional<PredictedTime> predicted = TimePrediction(s, device).of(s.setting);
+  if (!predicted || steps.size() < 3) return;
+  std::vector<double> whole, passes;
+  for (size_t i = 1; i + 1 < steps.size(); ++i) {
+    whole.push_back(steps[i].seconds);
+    passes.push_back(steps[i].result.seconds);
+  }
+  d.heading("Time, predicted against measured");
+  using report::Align;
+  report::Table t{"time", {{"of a step"}, {"predicted", Align::Right}, {"measured", Align::Right}, {"difference", Align::Right}}};
+  auto row = [&](const char* what, Seconds expected, const std::vector<double>& taken) {
+    const double measured = quantiles(taken).median;
+    t.rows.push_back({what, format_seconds(expected), format_seconds(measured), fmt::format("{:+.1f} %", 100 * (expected / measured - 1))});
+  };
+  row("forward and backward", predicted->forward_backward, passes);
+  row("all, with the update", predicted->step, whole);
+  d.table(std::move(t));
+}
+
 void add_outcome(report::Document& d, const std::vector<StepRecord>& steps, std::int64_t vocab) {
   std::vector<double> seconds;
   for (const StepRecord& r : steps)
@@ -97,6 +121,7 @@ std::vector<config::Setting> settings_of(const RunOptions& o, const World& world
 
 int run(const RunOptions& o) {
   std::signal(SIGXFSZ, SIG_IGN); // a file size limit is an error of the write, with a message
+  interrupted();                 // from here on a signal is an answer between steps
   World& world = this_world();
   const bool first = world.rank() == 0;
   const Setup s = load_setup(o.config, settings_of(o, world));
@@ -109,15 +134,17 @@ int run(const RunOptions& o) {
     say(fmt::format("train.warmup_steps = {} of {} steps: the learning rate never reaches train.lr", s.train.warmup_steps, s.train.steps));
   if (o.dry_run) return dry_run(o, s, *device, tokens->describe());
 
-  const Ranks ranks(world, s.profile.run.parallel);
+  const std::unique_ptr<World> devices = device->connect(world);
+  World& exchanging = devices ? *devices : world;
+  const Ranks ranks(exchanging, s.profile.run.parallel);
   hf::RunWeights weights(s.profile.model, o.hf, o.export_hf);
   Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device), &ranks);
   session.use(s.setting);
   const Prediction predicted = predict(session.workload(), s.setting, session.program(), ranks.place().pp);
   const std::filesystem::path folder = o.output_folder();
   checkpoint::RunCheckpoints checkpoints(o.checkpoints, s, tokens->describe(), folder, say);
-  const std::int64_t resumed = checkpoints.open();
-  if (resumed >= s.train.steps) {
+  const std::int64_t resumed = checkpoints.open(ranks);
+  if (resumed >= s.train.steps && !checkpoints.owes(resumed) && o.export_hf.empty()) {
     say(fmt::format("all {} steps are done: nothing to do (more with --steps)", s.train.steps));
     return 0;
   }
@@ -134,6 +161,7 @@ int run(const RunOptions& o) {
   std::vector<StepRecord> steps;
   Ledger::Peak peak;
   StepProfile timings(session);
+  std::vector<TimedExchange> exchanges; // of the last step that was timed
   auto stopped = [&] { // asked of any rank
     double asked = interrupted();
     ranks.world().sum_on_host({&asked, 1});
@@ -142,7 +170,9 @@ int run(const RunOptions& o) {
   while (!training.finished() && !stopped()) {
     // Timing op by op makes an asynchronous device wait after each: there the last step alone is.
     const bool timed = !device->asynchronous() || training.done() + 1 == s.train.steps;
+    if (timed) exchanging.time_exchanges();
     steps.push_back(training.step(timed ? timings.observer() : Observer{}));
+    if (timed) exchanges = exchanging.timed_exchanges();
     timings.step_done(!timed || (steps.back().warm_up && s.train.steps > 1));
     steps.back().device_peak = device->peak();
     const StepRecord& r = steps.back();
@@ -153,17 +183,25 @@ int run(const RunOptions& o) {
   }
   if (first) progress.finish();
   checkpoints.finish(session, training.done());
-  if (steps.empty()) throw Error(ErrorCode::Interrupted, "interrupted before the first step was done");
+  if (steps.empty() && !training.finished()) throw Error(ErrorCode::Interrupted, "interrupted before the first step was done");
 
   weights.store_from(session.parameters(), s.profile.run.dtype);
+  if (steps.empty()) {
+    say(fmt::format("all {} steps were done: only written anew, {}", s.train.steps,
+                    o.export_hf.empty() ? checkpoint::step_folder(checkpoints.folder(), resumed).string() : o.export_hf));
+    return 0;
+  }
   config::Profile profile = profile_identity(s, *device, session.workload().provider(), "run");
   profile.sets.push_back(measured_set(s, steps, peak, session.arena_bytes()));
   timings.add_rows(profile.sets.back());
+  add_exchange_rows(profile.sets.back(), exchanges);
   if (first) write_atomically(folder / "profile.yaml", config::to_yaml(profile));
   report::Document d;
   add_heading(d, s, *device, tokens->describe());
   add_outcome(d, steps, s.profile.model.vocab);
   add_comparison(d, predicted, peak, session.arena_bytes());
+  add_time_comparison(d, s, *device, steps);
+  add_exchanges(d, s, *device, exchanges);
   d.line(fmt::format("Written: {0}/log.jsonl, {0}/config.yaml, {0}/profile.yaml", folder.string()));
   print(d);
   if (stopped())
@@ -172,34 +210,29 @@ int run(const RunOptions& o) {
   return 0;
 }
 
-void RunOptions::add_checkpoints_to(CLI::App& command) {
-  auto writing = [this](auto set) {
-    return [this, set](const auto& value) {
-      set(value);
-      checkpoints.write = true;
-    };
-  };
-  command.add_option_function<std::string>("--checkpoint", writing([this](const std::string& v) { checkpoints.folder = v; }),
-                                           "folder of the checkpoints (OUTPUT/checkpoints if not given); writes one at the end and when interrupted");
-  command.add_option_function<std::int64_t>("--checkpoint-every", writing([this](std::int64_t v) { checkpoints.every = v; }), "and one every so many steps")
-      ->check(CLI::PositiveNumber);
-  command.add_option_function<std::int64_t>("--keep", writing([this](std::int64_t v) { checkpoints.keep = v; }), "keep the newest so many; all if not given")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--resume", checkpoints.resume, "go on from the newest whole checkpoint, or from a step or a path; to the same bits")
-      ->expected(0, 1)->default_str("latest");
+void RunOptions::add_checkpoints_to(cli::Command& command) {
+  writing.push_back(command.option("--checkpoint", checkpoints.folder,
+                                   "folder of the checkpoints (OUTPUT/checkpoints if not given); writes one at the end and when interrupted"));
+  writing.push_back(command.option("--checkpoint-every", checkpoints.every, "and one every so many steps").between(1, INT64_MAX));
+  writing.push_back(command.option("--keep", checkpoints.keep, "keep the newest so many; all if not given").between(1, INT64_MAX));
+  command.option("--resume", checkpoints.resume, "go on from the newest whole checkpoint, or from a step or a path; to the same bits")
+      .or_alone("latest");
 }
 
 } // namespace
 
-Runner add_run(CLI::App& program) {
-  auto* command = program.add_subcommand("run", "train: step lines, a log, a measured profile beside the prediction");
+cli::Runner add_run(cli::Command& program) {
+  cli::Command command = program.subcommand("run", "train: step lines, a log, a measured profile beside the prediction");
   auto options = std::make_shared<RunOptions>();
-  options->add_to(*command);
-  command->add_option("--hf", options->hf, "start from the weights of a Hugging Face checkpoint: a folder with config.json and safetensors");
-  command->add_option("--export-hf", options->export_hf, "leave the weights as a Hugging Face checkpoint in this new folder");
-  options->add_checkpoints_to(*command);
-  command->add_flag("--dry-run", options->dry_run, "only print what the step needs; ends 0 when it fits, 3 when it does not");
-  return [options] { return run(*options); };
+  options->add_to(command);
+  command.option("--hf", options->hf, "start from the weights of a Hugging Face checkpoint: a folder with config.json and safetensors");
+  command.option("--export-hf", options->export_hf, "leave the weights as a Hugging Face checkpoint in this new folder");
+  options->add_checkpoints_to(command);
+  command.flag("--dry-run", options->dry_run, "only print what the step needs; ends 0 when it fits, 3 when it does not");
+  return [options] {
+    options->checkpoints.write = std::any_of(options->writing.begin(), options->writing.end(), [](const cli::Option& o) { return o.given(); });
+    return run(*options);
+  };
 }
 
 } // namespace gdn::trainer

@@ -3,10 +3,10 @@
 
 #include "core/error.h"
 
-namespace gdn::planner {
+namespace gdn::cli {
 
 // A command line that CLI11 refused, as one of our errors: the option or command, what is allowed, the
 // nearest spelling, where help is.
 Error usage_error(const CLI::ParseError& error, const CLI::App& program);
 
-} // namespace gdn::planner
+} // namespace gdn::cli

@@ -1,10 +1,10 @@
-#include "planner/usage.h"
+#include "cli/usage.h"
 
 #include <sstream>
 
 #include <fmt/format.h>
 
-namespace gdn::planner {
+namespace gdn::cli {
 
 namespace {
 
@@ -29,17 +29,23 @@ Error not_a_member(const std::string& what, size_t at, const std::string& hint) 
 } // namespace
 
 Error usage_error(const CLI::ParseError& error, const CLI::App& program) {
-  const std::vector<CLI::App*> parsed = program.get_subcommands();
-  const CLI::App& app = parsed.empty() ? program : *parsed.front();
-  const std::string help = fmt::format("`gdnplan {}--help` shows how", parsed.empty() ? "" : app.get_name() + " ");
+  const CLI::App* deepest = &program; // "bench", then "bench rule"
+  std::string path = program.get_name();
+  while (!deepest->get_subcommands().empty()) {
+    deepest = deepest->get_subcommands().front();
+    path += " " + deepest->get_name();
+  }
+  const CLI::App& app = *deepest;
+  const std::string help = fmt::format("`{} --help` shows how", path);
+  const bool names_commands = !app.get_subcommands([](const CLI::App*) { return true; }).empty();
   const std::string what = error.what();
   if (const size_t at = what.find(" not in {"); at != std::string::npos && what.find(": ") < at) return not_a_member(what, at, help);
   std::vector<std::string> words;
   if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
     const size_t list = what.find(": ");
     words = split(list == std::string::npos ? what : what.substr(list + 2), ' ');
-  } else if (parsed.empty()) { // "A subcommand is required", whatever stood in its place
-    words = program.remaining();
+  } else if (names_commands) { // "A subcommand is required", whatever stood in its place
+    words = program.remaining(true);
   }
   if (!words.empty()) {
     std::string extra = words.front();
@@ -56,10 +62,10 @@ Error usage_error(const CLI::ParseError& error, const CLI::App& program) {
       }
     else
       for (const CLI::App* s : app.get_subcommands([](const CLI::App*) { return true; })) known.push_back(s->get_name());
-    const char* kind = extra.front() == '-' ? "option" : parsed.empty() ? "command" : "argument";
+    const char* kind = extra.front() == '-' ? "option" : names_commands ? "command" : "argument";
     return {ErrorCode::Usage, fmt::format("unknown {} '{}'{}", kind, extra, did_you_mean(extra, known)), help};
   }
   return {ErrorCode::Usage, what, help};
 }
 
-} // namespace gdn::planner
+} // namespace gdn::cli
