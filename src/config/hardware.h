@@ -31,11 +31,13 @@ struct CollectiveRow {
 
 struct ReserveRow {      // memory outside the tensors
   std::string name;      // context, communicators, workspaces, ...
-  // process | communicator (of more than one rank) | all_to_all (one that runs it) | allocator (once, through
-  // PyTorch's allocator: stack megatron counts it as allocated)
+  // process | communicator (one that runs ring collectives) | peer (of a communicator that sends and receives
+  // pairwise, in the same scale-up domain) | network (once for such a communicator that leaves the domain) |
+  // allocator (once, through PyTorch's allocator: stack megatron counts it as allocated)
   std::string per = "process";
-  Bytes bytes = 0;
+  Bytes bytes = 0;       // of one channel, where there are `channels`
   std::string source;
+  std::int64_t channels = 1;
 };
 
 struct Hardware {
@@ -44,6 +46,8 @@ struct Hardware {
   std::string sm;                // "90"
   Bytes memory = 0;              // total reported by CUDA
   FlopsPerSecond bf16 = 0, fp8 = 0, fp4 = 0;   // dense
+  double fp8_relative = 0;       // share of its peak that an fp8 GEMM reaches over that of the same one in bf16; 0: unknown
+  BytesPerSecond host_memory = 0; // of the host, a GPU; 0: unknown
   BytesPerSecond bandwidth = 0, achieved_bandwidth = 0;
   BytesPerSecond scale_up = 0;   // per direction, NVLink
   std::int64_t scale_up_domain = 8;

@@ -115,8 +115,9 @@ ReserveRow read_reserve(const Node& node) {
   ReserveRow row;
   Fields f(node);
   if (const Node* n = f.require("name")) row.name = word(*n);
-  if (const Node* n = f.find("per")) row.per = as_choice(*n, {"process", "communicator", "all_to_all", "allocator"});
+  if (const Node* n = f.find("per")) row.per = as_choice(*n, {"process", "communicator", "peer", "network", "allocator"});
   if (const Node* n = f.require("bytes")) row.bytes = byte_size(*n);
+  f.read("channels", row.channels, 1, 1024);
   f.need("source", row.source);
   f.done();
   return row;
@@ -142,12 +143,14 @@ Hardware read_hardware(const Node& map) {
   read_quantity(f, "bf16", "FLOP/s", h.bf16, h, true);
   read_quantity(f, "fp8", "FLOP/s", h.fp8, h, false);
   read_quantity(f, "fp4", "FLOP/s", h.fp4, h, false);
+  if (const Node* n = figure(f, "fp8_relative", h, false)) h.fp8_relative = as_double(*n, 0.01, 2);
   read_quantity(f, "bandwidth", "B/s", h.bandwidth, h, true);
   read_quantity(f, "achieved_bandwidth", "B/s", h.achieved_bandwidth, h, true);
   read_quantity(f, "scale_up", "B/s", h.scale_up, h, false);
   if (const Node* n = figure(f, "scale_up_domain", h, false)) h.scale_up_domain = as_int(*n, 1, 4096);
   read_quantity(f, "network", "B/s", h.network, h, false);
   read_quantity(f, "host_link", "B/s", h.host_link, h, false);
+  read_quantity(f, "host_memory", "B/s", h.host_memory, h, false);
   read_quantity(f, "launch_latency", "s", h.launch_latency, h, true);
   if (const Node* n = figure(f, "allocator_reserve", h, false)) h.allocator_reserve = as_double(*n, 0, 1);
   if (h.memory == 0 && map.find("memory")) map.find("memory")->fail("must be above 0");
@@ -194,12 +197,14 @@ Node to_node(const Hardware& h) {
   figure_node("bf16", with_unit(h.bf16 / 1e12, "TFLOP/s"));
   figure_node("fp8", with_unit(h.fp8 / 1e12, "TFLOP/s"));
   figure_node("fp4", with_unit(h.fp4 / 1e12, "TFLOP/s"));
+  figure_node("fp8_relative", number_node(h.fp8_relative));
   figure_node("bandwidth", with_unit(h.bandwidth / 1e12, "TB/s"));
   figure_node("achieved_bandwidth", with_unit(h.achieved_bandwidth / 1e12, "TB/s"));
   figure_node("scale_up", with_unit(h.scale_up / 1e9, "GB/s"));
   figure_node("scale_up_domain", number_node(h.scale_up_domain));
   figure_node("network", with_unit(h.network / 1e9, "GB/s"));
   figure_node("host_link", with_unit(h.host_link / 1e9, "GB/s"));
+  figure_node("host_memory", with_unit(h.host_memory / 1e9, "GB/s"));
   figure_node("launch_latency", with_unit(h.launch_latency, "s"));
   figure_node("allocator_reserve", number_node(h.allocator_reserve));
   Node rows;
@@ -232,6 +237,7 @@ Node to_node(const Hardware& h) {
     n.set("name", string_node(r.name));
     n.set("per", string_node(r.per));
     n.set("bytes", Node::scalar(fmt::format("{}", r.bytes)));
+    if (r.channels != 1) n.set("channels", number_node(r.channels));
     n.set("source", string_node(r.source));
     rows.items.push_back(std::move(n));
   }

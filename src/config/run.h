@@ -70,6 +70,16 @@ struct Lora {
   }
 };
 
+// Communication beside compute. Names and defaults are Megatron-LM's.
+struct Overlap {
+  bool tensor = false;        // tp_comm_overlap: gathers and scatters of linears in pieces beside their GEMM
+  bool gradients = false;     // overlap_grad_reduce: buckets are reduced behind the last micro-batch's backward
+  bool parameters = false;    // overlap_param_gather: buckets are gathered ahead of the first micro-batch's forward
+  bool pipeline = true;       // overlap_p2p_comm: interleaved schedules only
+  bool shared_experts = false; // moe_shared_expert_overlap: the shared expert beside the exchanges of the routed ones
+  bool delayed_wgrad = false; // delay_wgrad_compute: of experts, beside overlap_moe_expert_parallel_comm's exchanges
+};
+
 struct Optimizer {
   bool distributed = true;
   DType gradient_dtype = DType::FP32;      // main gradients
@@ -85,6 +95,7 @@ struct Run {
   std::int64_t micro_batch = 1, global_batch = 1, seq = 4096;
   Recompute recompute = {};
   Optimizer optimizer = {};
+  Overlap overlap = {};
   DType dtype = DType::BF16;              // parameters and activations
   std::string fp8_recipe = {};            // "", "delayed", "tensorwise", "mxfp8", "blockwise"
   bool fp4 = false;
@@ -105,7 +116,7 @@ struct Run {
   std::optional<double> moe_capacity_factor = {}; // padded to capacity
   bool moe_grouped_gemm = true, moe_permute_fusion = true;
   bool moe_router_force_load_balancing = false; // slots go round-robin: benchmarks on random weights
-  bool moe_shared_expert_overlap = false, overlap_moe_expert_parallel_comm = false;
+  bool overlap_moe_expert_parallel_comm = false;
   std::string moe_token_dispatcher = "alltoall";
   bool cpu_offloading = false;
   std::int64_t cpu_offloading_num_layers = 0;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -126,8 +127,16 @@ Node documents_node(const Run& r) {
   return list_node(texts);
 }
 
+// A relative path starts at the file that names it; one of an option, at the working folder.
+std::string beside(const Node& v, const std::string& file) {
+  const std::size_t end = v.where.find(".yaml:");
+  if (end == std::string::npos || std::filesystem::path(file).is_absolute()) return file;
+  return (std::filesystem::path(v.where.substr(0, end)).parent_path() / file).string();
+}
+
 // The factor below which the share `quantile` of the counts lies: lines of "factor count".
-double histogram_quantile(const Node& v, double quantile, const std::string& file) {
+double histogram_quantile(const Node& v, double quantile, const std::string& name) {
+  const std::string file = beside(v, name);
   std::istringstream in(read_text_file(file));
   std::vector<std::pair<double, double>> bins;
   double factor = 0, count = 0, total = 0;
@@ -299,9 +308,19 @@ std::vector<RunKey> make_keys() {
       {"moe_router_force_load_balancing", "true | false", "slots go round-robin over the experts", true, false,
        [](Run& r, const Node& v) { r.moe_router_force_load_balancing = as_bool(v); }, [](const Run& r) { return bool_node(r.moe_router_force_load_balancing); }},
       {"moe_shared_expert_overlap", "true | false", "", true, false,
-       [](Run& r, const Node& v) { r.moe_shared_expert_overlap = as_bool(v); }, [](const Run& r) { return bool_node(r.moe_shared_expert_overlap); }},
+       [](Run& r, const Node& v) { r.overlap.shared_experts = as_bool(v); }, [](const Run& r) { return bool_node(r.overlap.shared_experts); }},
       {"overlap_moe_expert_parallel_comm", "true | false", "", true, false,
        [](Run& r, const Node& v) { r.overlap_moe_expert_parallel_comm = as_bool(v); }, [](const Run& r) { return bool_node(r.overlap_moe_expert_parallel_comm); }},
+      {"delay_wgrad_compute", "true | false", "weight gradients of experts beside the exchanges of overlap_moe_expert_parallel_comm", true, false,
+       [](Run& r, const Node& v) { r.overlap.delayed_wgrad = as_bool(v); }, [](const Run& r) { return bool_node(r.overlap.delayed_wgrad); }},
+      {"tp_comm_overlap", "true | false", "gathers and scatters of linears in pieces beside their GEMMs", true, false,
+       [](Run& r, const Node& v) { r.overlap.tensor = as_bool(v); }, [](const Run& r) { return bool_node(r.overlap.tensor); }},
+      {"overlap_grad_reduce", "true | false", "gradients are reduced behind the last micro-batch's backward", true, false,
+       [](Run& r, const Node& v) { r.overlap.gradients = as_bool(v); }, [](const Run& r) { return bool_node(r.overlap.gradients); }},
+      {"overlap_param_gather", "true | false", "parameters are gathered ahead of the first micro-batch's forward", true, false,
+       [](Run& r, const Node& v) { r.overlap.parameters = as_bool(v); }, [](const Run& r) { return bool_node(r.overlap.parameters); }},
+      {"overlap_p2p_comm", "true | false", "pipeline transfers beside compute; interleaved schedules only", true, false,
+       [](Run& r, const Node& v) { r.overlap.pipeline = as_bool(v); }, [](const Run& r) { return bool_node(r.overlap.pipeline); }},
       {"moe_expert_capacity_factor", "number > 0, or null", "experts padded to this factor of the balanced row count", true, false,
        [](Run& r, const Node& v) { if (is_none(v)) r.moe_capacity_factor.reset(); else r.moe_capacity_factor = as_double(v, 1e-3, 1e6); },
        [](const Run& r) { return none_or(r.moe_capacity_factor); }},

@@ -32,6 +32,13 @@ double default_efficiency(Family f, bool backward) {
   }
 }
 
+// Best shapes of stas00 ml-engineering 744d01e, fp8 over bf16 share: 0.88 on H100, 0.91 on H200, 0.98 on B200.
+constexpr double kLowRelative = 0.9;
+// fp32 gradient, master and two moments read, the latter three written; no published rate: a node of 16 channels
+// of DDR5-4800 has 614 GB/s for 8 GPUs, of which a stream reaches two thirds [inferred].
+constexpr std::int64_t kHostAdamBytes = 28;
+constexpr BytesPerSecond kHostMemory = 50e9;
+
 double interpolate(const std::vector<std::pair<double, double>>& p, double size) {
   if (p.size() == 1 || size <= p.front().first) return p.front().second;
   if (size >= p.back().first) return p.back().second;
@@ -44,8 +51,8 @@ double interpolate(const std::vector<std::pair<double, double>>& p, double size)
 } // namespace
 
 CostModel::CostModel(const config::Hardware& hardware, std::string provider, const config::Parallel& parallel,
-                     DType dtype)
-    : hardware_(hardware), provider_(std::move(provider)), parallel_(parallel) {
+                     DType dtype, const config::Overlap& overlap)
+    : hardware_(hardware), provider_(std::move(provider)), parallel_(parallel), overlap_(overlap) {
   peak_ = hardware.bf16;
   if (dtype == DType::FP32) {
     peak_ = hardware.bf16 / 2; // tf32 units run at half the bf16 rate
@@ -128,8 +135,34 @@ Seconds CostModel::seconds(const model::Work& work, std::string_view pass) const
   const double share = efficiency(work.family, pass, work.size);
   const double traffic = static_cast<double>(work.traffic);
   const Seconds t = memory_bound(work.family) ? traffic / (hardware_.bandwidth * share)
-                                              : std::max(work.flops / (peak_ * share), stream(work.traffic));
-  return t + work.kernels * hardware_.launch_latency;
+                                              : std::max(work.flops / (matrix_rate(work.bits) * share), stream(work.traffic));
+  return t + quantising(work.quantising) + work.kernels * hardware_.launch_latency;
+}
+
+// In low precision the tensor cores go faster and the rest of a GEMM does not: it reaches a smaller share of the peak.
+FlopsPerSecond CostModel::matrix_rate(int bits) const {
+  if (bits >= 16) return peak_;
+  const FlopsPerSecond peak = bits == 4 ? hardware_.fp4 : hardware_.fp8;
+  if (peak <= 0) {
+    assume(fmt::format("peak.{}", bits), fmt::format("profile '{}' has no peak of {} bits: its GEMMs take the time of bf16", hardware_.name, bits));
+    return peak_;
+  }
+  if (hardware_.fp8_relative <= 0)
+    assume("fp8_relative", fmt::format("low-precision GEMMs reach {:.2f} of the share of the peak that bf16 reaches (not in profile '{}')", kLowRelative, hardware_.name));
+  return peak * (hardware_.fp8_relative > 0 ? hardware_.fp8_relative : kLowRelative);
+}
+
+Seconds CostModel::quantising(Bytes bytes) const {
+  if (bytes == 0) return 0;
+  return static_cast<double>(bytes) / (hardware_.bandwidth * efficiency(Family::Elementwise, "forward", static_cast<double>(bytes)));
+}
+
+Seconds CostModel::host_update(std::int64_t elements) const {
+  if (elements == 0) return 0;
+  if (hardware_.host_memory <= 0)
+    assume("host_memory", fmt::format("Adam on the host moves {} bytes a parameter at {:.0f} GB/s a GPU (no host memory rate in profile '{}')", kHostAdamBytes,
+                                      kHostMemory / 1e9, hardware_.name));
+  return static_cast<double>(elements * kHostAdamBytes) / (hardware_.host_memory > 0 ? hardware_.host_memory : kHostMemory);
 }
 
 Seconds CostModel::stream(Bytes bytes) const {
@@ -214,31 +247,107 @@ Seconds CostModel::host_link(Bytes bytes) const {
   return static_cast<double>(bytes) / (hardware_.host_link > 0 ? hardware_.host_link : 25e9);
 }
 
+namespace {
+
+// A linear of tensor-parallel ranks whose collective Transformer Engine runs beside a GEMM under tp_comm_overlap.
+bool overlapped_linear(const model::Op& op) {
+  if (op.kind != model::OpKind::Linear) return false;
+  const model::LinearAttr& a = std::get<model::LinearAttr>(op.attr);
+  return a.tp > 1 && a.sequence_parallel && a.mode != model::TensorParallel::None;
+}
+
+// The gradients of a column-parallel linear: the input's is scattered in one piece beside the weight's GEMM, the
+// input is gathered in one piece beside the input gradient's. Everything else goes in as many pieces as ranks.
+bool in_bulk(const model::Op& op, int step) {
+  return step >= 0 && std::get<model::LinearAttr>(op.attr).mode == model::TensorParallel::Column;
+}
+
+} // namespace
+
+CostModel::EventTime CostModel::event_time(const model::Op& op, const program::Event& e, const model::Work& work) const {
+  EventTime t{seconds(work, pass_of(op, e.step)), 0};
+  for (const model::Collective& c : e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives) {
+    const Seconds transfer = seconds(c);
+    // Keys and values go round the ring while the block that is there is worked on.
+    const bool ring = op.kind == model::OpKind::CoreAttention && c.kind == model::CollectiveKind::P2p;
+    const bool linear = overlap_.tensor && c.group == Group::Tp && overlapped_linear(op);
+    if (linear && in_bulk(op, e.step)) t.communication += std::max(0.0, transfer - t.compute);
+    else if (ring || linear) t.communication += in_pieces(t.compute, transfer, c.ranks) - t.compute;
+    else t.communication += transfer;
+  }
+  return t;
+}
+
 Seconds CostModel::seconds(const program::UnitTrace& t, const program::Event& e, const model::Provider& provider) const {
   const model::Op& op = t.list->ops[static_cast<size_t>(e.op)];
-  Seconds total = seconds(provider.work(*t.list, op, e.step), pass_of(op, e.step));
-  for (const model::Collective& c : e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives) total += seconds(c);
-  return total;
+  const EventTime time = event_time(op, e, provider.work(*t.list, op, e.step));
+  return time.compute + time.communication;
 }
+
+namespace {
+
+// The shared expert on a stream of its own (Megatron-LM, SharedExpertMLP): its first linear beside the dispatch, its
+// second beside the combine, and the same backward.
+struct SharedExpert {
+  Seconds first = 0, second = 0, dispatch = 0, combine = 0;
+  void note(const model::Op& op, Seconds compute, Seconds communication) {
+    if (op.name == "shared_fc1" || op.name == "shared_act") first += compute;
+    if (op.name == "shared_fc2") second += compute;
+    if (op.kind == model::OpKind::Dispatch) dispatch += communication;
+    if (op.kind == model::OpKind::CombineDispatch) combine += communication;
+  }
+  Seconds hidden() const { return std::min(first, dispatch) + std::min(second, combine); }
+};
+
+} // namespace
 
 UnitTime CostModel::time(const program::UnitTrace& t, const model::Provider& provider) const {
   UnitTime out;
+  SharedExpert shared_forward, shared_backward;
   for (const program::Event& e : t.events) {
     const model::Op& op = t.list->ops[static_cast<size_t>(e.op)];
     const model::Work work = provider.work(*t.list, op, e.step);
-    const auto& collectives = e.step < 0 ? op.collectives : op.steps[static_cast<size_t>(e.step)].collectives;
-    Seconds communication = 0;
-    for (const model::Collective& c : collectives) communication += seconds(c);
-    const Seconds compute = seconds(work, pass_of(op, e.step)), total = compute + communication;
+    const auto [compute, communication] = event_time(op, e, work);
+    const Seconds total = compute + communication;
     out.doubt += compute * doubt(work.family, pass_of(op, e.step)) + communication * 0.15;
     out.communication += communication;
+    if (e.pass != program::Pass::Replay) (e.pass == program::Pass::Forward ? shared_forward : shared_backward).note(op, compute, communication);
     switch (e.pass) {
     case program::Pass::Forward: out.forward += total; out.forward_flops += work.flops; break;
     case program::Pass::Backward: out.backward += total; out.backward_flops += work.flops; break;
     case program::Pass::Replay: out.replay += total; out.replay_flops += work.flops; break;
     }
   }
+  if (overlap_.shared_experts) {
+    out.forward -= shared_forward.hidden();
+    out.backward -= shared_backward.hidden();
+    out.communication -= shared_forward.hidden() + shared_backward.hidden();
+  }
   return out;
+}
+
+ExpertPasses CostModel::expert_passes(const program::UnitTrace& t, const model::Provider& provider) const {
+  int dispatch = -1, combine = -1;
+  for (size_t i = 0; i < t.list->ops.size(); ++i) {
+    if (t.list->ops[i].kind == model::OpKind::Dispatch) dispatch = static_cast<int>(i);
+    if (t.list->ops[i].kind == model::OpKind::CombineDispatch) combine = static_cast<int>(i);
+  }
+  ExpertPasses p;
+  for (const program::Event& e : t.events) {
+    const model::Op& op = t.list->ops[static_cast<size_t>(e.op)];
+    const auto [compute, communication] = event_time(op, e, provider.work(*t.list, op, e.step));
+    const bool forward = e.pass == program::Pass::Forward, experts = dispatch >= 0 && e.op > dispatch && e.op < combine;
+    const bool behind = dispatch >= 0 && e.op >= combine;
+    const bool exchange = dispatch >= 0 && e.pass != program::Pass::Replay && (e.op == dispatch || e.op == combine);
+    const bool wgrad = op.kind == model::OpKind::GroupedLinear && pass_of(op, e.step) == "wgrad";
+    Seconds& worked = forward ? (experts ? p.experts : behind ? p.behind : p.mixer)
+                      : experts ? (wgrad ? p.experts_wgrad : p.experts_backward)
+                                : behind ? p.behind_backward : p.mixer_backward;
+    Seconds& moved = !exchange ? worked : e.op == dispatch ? (forward ? p.dispatch : p.dispatch_backward) : forward ? p.combine : p.combine_backward;
+    worked += compute;
+    moved += communication;
+  }
+  return p;
 }
 
 } // namespace gdn::cost

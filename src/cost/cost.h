@@ -6,6 +6,7 @@
 
 #include "config/hardware.h"
 #include "config/run.h"
+#include "cost/overlap.h"
 #include "model/provider.h"
 #include "program/trace.h"
 
@@ -24,7 +25,7 @@ struct Assumption {
 // Time of one unit's passes for one micro-batch, and what of it is communication.
 struct UnitTime {
   Seconds forward = 0, backward = 0, replay = 0; // communication included
-  Seconds communication = 0;                     // of all three
+  Seconds communication = 0;                     // of all three, what runs beside compute left out
   Seconds doubt = 0;                             // of forward and backward: each op's time times how far it may be off
   Flops forward_flops = 0, backward_flops = 0, replay_flops = 0; // executed
 };
@@ -33,8 +34,9 @@ class CostModel {
 public:
   // `provider`: whose efficiencies ("upstream", "own", "cpu"). A family that the profile lacks for it is
   // borrowed from "upstream", as a named assumption; "upstream" borrows from nobody.
+  // `overlap`: what of a layer's communication runs beside its own ops.
   CostModel(const config::Hardware& hardware, std::string provider, const config::Parallel& parallel,
-            DType dtype);
+            DType dtype, const config::Overlap& overlap = {});
 
   // `pass`: "forward", "backward", or a step that profiles measure on its own ("dgrad", "wgrad").
   Seconds seconds(const model::Work& work, std::string_view pass) const;
@@ -43,6 +45,8 @@ public:
   Seconds point_to_point(Bytes bytes) const;
   // `bytes` between device and host, one way.
   Seconds host_link(Bytes bytes) const;
+  // Adam of `elements` parameters on the host, its memory the limit; transfers are apart.
+  Seconds host_update(std::int64_t elements) const;
   // One event of a trace, its collectives included.
   Seconds seconds(const program::UnitTrace& trace, const program::Event& event, const model::Provider& provider) const;
   // Streaming `bytes` through device memory.
@@ -50,6 +54,8 @@ public:
   // An optimizer step that moves `bytes`: at the share measured for this provider, else as a copy streams.
   Seconds update(Bytes bytes) const;
   UnitTime time(const program::UnitTrace& trace, const model::Provider& provider) const;
+  // One decoder layer cut at its exchanges of expert rows.
+  ExpertPasses expert_passes(const program::UnitTrace& trace, const model::Provider& provider) const;
 
   const std::set<Assumption>& assumptions() const { return assumptions_; }
   FlopsPerSecond peak() const { return peak_; }
@@ -60,7 +66,13 @@ public:
   std::vector<Assumption> outside_sizes() const;
 
 private:
+  struct EventTime {
+    Seconds compute = 0, communication = 0; // what of the latter is not beside the former
+  };
+  EventTime event_time(const model::Op& op, const program::Event& event, const model::Work& work) const;
   double efficiency(model::Family family, std::string_view pass, double size) const;
+  FlopsPerSecond matrix_rate(int bits) const;   // peak of operands of 4, 8 or 16 bits
+  Seconds quantising(Bytes bytes) const;
   bool measured(model::Family family) const; // for this provider, in any pass
   bool inside(model::Group group, std::int64_t ranks) const; // one scale-up domain
   BytesPerSecond link(model::Group group, std::int64_t ranks) const;
@@ -75,6 +87,7 @@ private:
   const config::Hardware& hardware_;
   std::string provider_;
   config::Parallel parallel_;
+  config::Overlap overlap_;
   FlopsPerSecond peak_ = 0;
   mutable std::map<std::pair<model::Family, std::string_view>, Curve> curves_;
   mutable std::set<Assumption> assumptions_;

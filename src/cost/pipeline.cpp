@@ -11,7 +11,7 @@ using program::Slot;
 
 PipelineTime simulate_pipeline(const std::vector<std::vector<Slot>>& slots,
                                const std::vector<std::vector<Seconds>>& forward,
-                               const std::vector<std::vector<Seconds>>& backward, Seconds transfer) {
+                               const std::vector<std::vector<Seconds>>& backward, const PipelineOptions& options) {
   const size_t ranks = slots.size();
   const size_t chunks = forward.empty() ? 0 : forward[0].size();
   int micro_batches = 0;
@@ -28,6 +28,19 @@ PipelineTime simulate_pipeline(const std::vector<std::vector<Slot>>& slots,
     if (stage + 1 == stages) return forward_end[stage * m + mb];
     return backward_end[(stage + 1) * m + mb];
   };
+  auto arrival = [&](size_t rank, const Slot& s, Seconds at) {
+    const size_t stage = static_cast<size_t>(s.chunk) * ranks + rank;
+    const bool arrives = ranks > 1 && (s.pass == Pass::Forward ? stage > 0 : stage + 1 < stages);
+    if (!arrives) return std::max(clock[rank], at);
+    return options.beside ? std::max(clock[rank], at + options.transfer) : std::max(clock[rank], at) + options.transfer;
+  };
+  // The backward that runs beside a forward: the slot right behind it.
+  auto partner = [&](size_t rank, size_t slot) -> const Slot* {
+    if (options.saved.empty() || slots[rank][slot].pass != Pass::Forward || slot + 1 >= slots[rank].size()) return nullptr;
+    const Slot& b = slots[rank][slot + 1];
+    const bool same = b.chunk == slots[rank][slot].chunk && b.micro_batch == slots[rank][slot].micro_batch;
+    return b.pass == Pass::Backward && !same ? &b : nullptr;
+  };
   bool progress = true;
   while (progress) {
     progress = false;
@@ -37,9 +50,16 @@ PipelineTime simulate_pipeline(const std::vector<std::vector<Slot>>& slots,
         const size_t stage = static_cast<size_t>(s.chunk) * ranks + r, mb = static_cast<size_t>(s.micro_batch);
         const Seconds at = ready(r, s);
         if (at < 0) break;
-        const bool arrives = s.pass == Pass::Forward ? stage > 0 : stage + 1 < stages;
-        const Seconds begin = std::max(clock[r], at + (arrives && ranks > 1 ? transfer : 0));
-        const Seconds length = (s.pass == Pass::Forward ? forward : backward)[r][static_cast<size_t>(s.chunk)];
+        Seconds begin = arrival(r, s, at);
+        Seconds length = (s.pass == Pass::Forward ? forward : backward)[r][static_cast<size_t>(s.chunk)];
+        if (const Slot* b = partner(r, next[r])) {
+          const Seconds other = ready(r, *b);
+          if (other < 0) break;
+          begin = std::max(begin, arrival(r, *b, other));
+        } else if (s.pass == Pass::Backward && next[r] > 0) {
+          const Slot& before = slots[r][next[r] - 1];
+          if (partner(r, next[r] - 1)) length -= options.saved[r][static_cast<size_t>(before.chunk)][static_cast<size_t>(s.chunk)];
+        }
         clock[r] = begin + length;
         busy[r] += length;
         (s.pass == Pass::Forward ? forward_end : backward_end)[stage * m + mb] = clock[r];
@@ -55,6 +75,7 @@ PipelineTime simulate_pipeline(const std::vector<std::vector<Slot>>& slots,
     out.total = std::max(out.total, clock[r]);
     out.busy = std::max(out.busy, busy[r]);
   }
+  out.ends = clock;
   return out;
 }
 

@@ -29,10 +29,23 @@ Bytes quantised_bytes(const config::Run& run, std::int64_t elements) {
   return elements + 4;
 }
 
+namespace {
+
+// A bf16 value is read (twice where the scale of the whole tensor is found first) and written for the forward's
+// layout and for the weight gradient's.
+LowPrecision precision_of(const config::Run& run) {
+  const int bits = run.fp4 ? 4 : 8;
+  return {bits, (run.fp8_recipe == "tensorwise" && !run.fp4 ? 4 : 2) + 2 * bits / 8.0};
+}
+
+} // namespace
+
 void quantise_inputs(OpList& list, const config::Run& run) {
   if (!low_precision(run)) return;
   for (Op& op : list.ops) {
-    if (!quantised(op) || keeps_original(op, run)) continue;
+    if (!quantised(op)) continue;
+    op.low = precision_of(run);
+    if (keeps_original(op, run)) continue;
     const TensorId x = op.inputs[0];
     for (Step& step : op.steps)
       for (TensorId& read : step.reads) {

@@ -16,7 +16,8 @@ bool low_precision(const config::Run& run); // an fp8 recipe or fp4
 // one fp32 a block of 128 (blockwise), one byte a block of 32 (mxfp8) or of 16 (fp4).
 Bytes quantised_bytes(const config::Run& run, std::int64_t elements);
 
-// Rewrites the parallel linears of `list` and its experts: wgrad reads the quantised input. Router, output
+// Rewrites the parallel linears of `list` and its experts: their products are in low precision, and wgrad reads the
+// quantised input. Router, output
 // layer and everything that is no linear stay as they are; so does the experts' FC2 where the run recomputes
 // moe_act, which keeps the original.
 void quantise_inputs(OpList& list, const config::Run& run);

@@ -128,8 +128,14 @@ struct RowsAttr {          // Concat: where each input's columns go; Embedding, 
   std::int64_t width = 0;
 };
 
+// AllGather of linear_qkv's columns where `replicas` ranks share a query group: its columns, and in them the
+// `query` ones at 0 and at gate_at (0: no gates) that are this rank's, come before those of the others.
+struct SharedGroupAttr {
+  std::int64_t width = 0, replicas = 1, query = 0, gate_at = 0;
+};
+
 using Attributes = std::variant<std::monostate, NormAttr, LinearAttr, GdnAttr, AttentionAttr, MoeAttr,
-                                LossAttr, RowsAttr>;
+                                LossAttr, RowsAttr, SharedGroupAttr>;
 
 // ---------------------------------------------------------------------------------- tensors ----
 
@@ -195,6 +201,13 @@ struct Collective {
   Bytes bytes = 0;
 };
 
+// Products of an op in low precision (fp8 and fp4 recipes). `bits`: 8 or 4, of both operands; 0: in the tensors' own
+// dtype. `traffic`: bytes that quantising one value moves, its copies included.
+struct LowPrecision {
+  int bits = 0;
+  double traffic = 0;
+};
+
 // One backward step. The saved set of a layer is the union of what existing steps read.
 struct Step {
   std::string name;                     // "dgrad", "wgrad", "backward", "cat"
@@ -223,6 +236,7 @@ struct Op {
   // d:input is the same buffer as d:output (residual add, reshape): nothing runs.
   struct GradAlias { TensorId input, output; };
   std::vector<GradAlias> grad_aliases = {};
+  LowPrecision low = {};
   Flops model_flops = 0;            // forward, by the published formula (MFU); recompute never counts
   bool effects = false;             // load counters, logging: acts in the forward pass only
 };

@@ -23,6 +23,8 @@ struct Work {
   Family family = Family::None;
   double size = 0;         // what efficiencies are tabulated by: FLOPs, or rows per expert for GroupedGemm
   int kernels = 1;         // launches
+  int bits = 16;           // of the operands of its products: 8, 4; 16: bf16, or what the run has
+  Bytes quantising = 0;    // bytes that kernels in front of it move to make its operands; not in `traffic`
 };
 
 // *What is kept* is the op list's; *what a run needs and costs* is a provider's: `upstream` (FLA,

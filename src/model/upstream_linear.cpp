@@ -2,6 +2,23 @@
 
 namespace gdn::model::upstream {
 
+namespace {
+
+// Products in low precision: the operands weigh less, and a pass in front quantises the input, or once for both
+// gradients the output's gradient. Weights are quantised once a step.
+void lower_precision(Work& w, const Op& op, int step, std::int64_t in_elements, std::int64_t out_elements, std::int64_t weight_elements) {
+  if (op.low.bits == 0) return;
+  w.bits = op.low.bits;
+  const bool wgrad = !is_forward(step) && !step_of(op, step).param_grads.empty();
+  const std::int64_t low = is_forward(step) ? in_elements + weight_elements : wgrad ? in_elements + out_elements : out_elements + weight_elements;
+  w.traffic -= low * (16 - op.low.bits) / 8;
+  if (wgrad) return;
+  w.quantising = static_cast<Bytes>(op.low.traffic * static_cast<double>(is_forward(step) ? in_elements : out_elements));
+  ++w.kernels;
+}
+
+} // namespace
+
 // One fused kernel; the gain's gradient is reduced in a second one.
 Work norm(const OpList& list, const Op& op, int step) {
   return memory_bound(list, op, step, Family::Norm, 0, is_forward(step) ? 1 : 2);
@@ -37,6 +54,7 @@ Work linear(const OpList& list, const Op& op, int step) {
     // d:y in another dtype than the operands (router logits in fp32) is rounded first.
     if (y.dtype != x.dtype) w.scratch += y.elements() * size_of(x.dtype);
   }
+  lower_precision(w, op, step, rows * x.cols(), rows * y.cols(), op.params[0].elements);
   return w;
 }
 
@@ -52,6 +70,7 @@ Work grouped_linear(const OpList& list, const Op& op, int step) {
   w.traffic = x.bytes() + y.bytes();
   w.traffic += !is_forward(step) && !step_of(op, step).param_grads.empty() ? 8 * weight.elements
                                                                            : weight.elements * size_of(weight.dtype);
+  lower_precision(w, op, step, x.elements(), y.elements(), weight.elements);
   return w;
 }
 

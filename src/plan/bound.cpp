@@ -13,14 +13,14 @@ Extent Extent::then(const Extent& next) const {
           backward_time + next.backward_time};
 }
 
-Extent extent_of(const program::UnitSummary& s, const cost::UnitTime& t) {
+Extent extent_of(const program::UnitSummary& s, const cost::UnitTime& t, Seconds hidden_forward, Seconds hidden_backward) {
   auto peak = [](const program::PassSummary& p) {
     return std::max(p.run.event >= 0 ? p.run.bytes : 0, p.replay.event >= 0 ? p.replay.bytes : 0);
   };
-  return {s.retained.total(), peak(s.forward), peak(s.backward), t.forward, t.backward + t.replay};
+  return {s.retained.total(), peak(s.forward), peak(s.backward), t.forward - hidden_forward, t.backward + t.replay - hidden_backward};
 }
 
-std::vector<Moment> fullest_moments(int pp, int rank, int vp, int micro_batches) {
+std::vector<Moment> fullest_moments(int pp, int rank, int vp, int micro_batches, int ahead) {
   std::vector<Moment> moments;
   std::vector<int> now(static_cast<size_t>(vp), 0);
   auto covers = [](const Moment& a, const Moment& b) {
@@ -29,7 +29,7 @@ std::vector<Moment> fullest_moments(int pp, int rank, int vp, int micro_batches)
       if (a.in_flight[c] < b.in_flight[c]) return false;
     return true;
   };
-  for (const program::Slot& s : program::one_f_one_b(pp, rank, vp, program::steady_micro_batches(pp, vp, micro_batches))) {
+  for (const program::Slot& s : program::one_f_one_b(pp, rank, vp, program::steady_micro_batches(pp, vp, micro_batches, 0, ahead), 0, ahead)) {
     int& mine = now[static_cast<size_t>(s.chunk)];
     if (s.pass == Pass::Backward) --mine; // its own share is in the chunk's backward peak
     const Moment m{s.chunk, now};

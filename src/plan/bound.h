@@ -19,7 +19,8 @@ struct Extent {
 
   Extent then(const Extent& next) const;
 };
-Extent extent_of(const program::UnitSummary& summary, const cost::UnitTime& time);
+// `hidden`: seconds of its forward, and of its backward, that may run beside another micro-batch.
+Extent extent_of(const program::UnitSummary& summary, const cost::UnitTime& time, Seconds hidden_forward = 0, Seconds hidden_backward = 0);
 
 // The fullest moments of one rank's schedule: how many micro-batches of each chunk are retained when
 // `chunk` runs a pass. Moments that another one covers are left out.
@@ -27,7 +28,7 @@ struct Moment {
   int chunk = 0;
   std::vector<int> in_flight; // per chunk, the running pass not counted
 };
-std::vector<Moment> fullest_moments(int pp, int rank, int vp, int micro_batches);
+std::vector<Moment> fullest_moments(int pp, int rank, int vp, int micro_batches, int ahead = 0);
 
 // Units of one op-list shape (TP, CP, EP, ETP, micro-batch) under one setting.
 struct ShapeExtents {

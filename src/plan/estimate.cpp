@@ -1,8 +1,10 @@
 #include "plan/estimate.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "core/error.h"
 #include "cost/pipeline.h"
@@ -38,16 +40,16 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
                      std::optional<Bytes> budget, const model::Provider* provider)
     : model_(model), run_(run), hardware_(hardware), budget_(budget.value_or(hardware.memory)),
       workload_((require_op_lists(model), model), run, provider ? *provider : kernels::provider_of(run.stack)),
-      cost_(hardware, std::string(workload_.provider().name()), run.parallel, run.dtype), table_(model::parameter_table(model, run)) {
+      cost_(hardware, std::string(workload_.provider().name()), run.parallel, run.dtype, run.overlap), table_(model::parameter_table(model, run)) {
   const config::Parallel& p = run.parallel;
   const int m = static_cast<int>(run.micro_batches()), pp = static_cast<int>(p.pp), vp = static_cast<int>(p.vp);
   for (int r = 0; r < pp; ++r) {
     Rank rank;
     rank.state = model::static_state(table_, model, run, r);
     rank.chunks = model::chunks_of_rank(model.layers(), p, r);
-    rank.slots = program::one_f_one_b(pp, r, vp, m);
-    const int steady = program::steady_micro_batches(pp, vp, m);
-    rank.steady_slots = program::one_f_one_b(pp, r, vp, steady);
+    rank.slots = program::one_f_one_b(pp, r, vp, m, 0, forwards_ahead(run));
+    const int steady = program::steady_micro_batches(pp, vp, m, 0, forwards_ahead(run));
+    rank.steady_slots = program::one_f_one_b(pp, r, vp, steady, 0, forwards_ahead(run));
     std::vector<const model::OpList*> lists;
     for (const model::Chunk& c : rank.chunks)
       for (const model::OpList* list : workload_.lists(c)) lists.push_back(list);
@@ -186,7 +188,53 @@ Bytes Estimator::moment_bytes(const model::StaticState& state) const {
 Seconds Estimator::update_seconds(const model::StateBytes& s, std::int64_t ranks) const {
   const std::int64_t shards = run_.optimizer.distributed ? ranks : 1;
   const Seconds offloaded = cost_.host_link(static_cast<Bytes>(run_.optimizer.offload_fraction * static_cast<double>((s.gradients + s.parameters) / shards)));
-  return cost_.update(workload_.provider().update_traffic(s, ranks, shards)) + offloaded;
+  const auto elements = static_cast<std::int64_t>(run_.optimizer.offload_fraction * static_cast<double>(s.gradients / size_of(run_.optimizer.gradient_dtype) / shards));
+  return cost_.update(workload_.provider().update_traffic(s, ranks, shards)) + offloaded + cost_.host_update(elements);
+}
+
+// Units of the rank in model order, each with its weights.
+DataParallelTime Estimator::exchanged(const Rank& rank, std::int64_t index, const Setting& setting) {
+  std::vector<UnitState> units;
+  std::map<std::int64_t, size_t> of_layer;
+  size_t first = 0, last = 0;
+  if (run_.overlap.gradients) {
+    for (const model::Chunk& c : rank.chunks)
+      for (const PlacedUnit& u : workload_.units(c, setting)) {
+        const cost::UnitTime& t = time_of(*u.unit);
+        for (std::int64_t i = 0; i < u.layers; ++i) of_layer[u.first_layer + i] = units.size();
+        units.push_back({0, 0, t.forward, t.backward + t.replay});
+      }
+    last = units.size() - 1;
+    for (const model::LocalParameter& p : model::local_parameters(table_, model_, run_, index)) {
+      if (!p.parameter->trainable) continue;
+      const auto layer = p.parameter->part == model::Part::Text ? of_layer.find(p.parameter->layer) : of_layer.end();
+      const size_t unit = layer != of_layer.end() ? layer->second : p.parameter->place == model::Place::First && !p.copy ? first : last;
+      (p.parameter->group == model::ParameterGroup::RoutedExpert ? units[unit].expert : units[unit].dense) += p.elements;
+    }
+  }
+  return data_parallel_time(cost_, run_, rank.state, units);
+}
+
+std::vector<std::vector<Seconds>> Estimator::saved_beside(const Rank& rank, const Setting& setting) {
+  std::vector<std::vector<cost::ExpertPasses>> passes;
+  for (const model::Chunk& c : rank.chunks) {
+    passes.emplace_back();
+    for (const PlacedUnit& u : workload_.units(c, setting))
+      if (u.first_layer >= 0) passes.back().push_back(cost_.expert_passes(u.unit->trace, workload_.provider()));
+  }
+  std::vector<std::vector<Seconds>> saved;
+  for (const auto& f : passes) {
+    saved.emplace_back();
+    for (const auto& b : passes) {
+      Seconds sum = 0;
+      for (size_t i = 0; i < std::min(f.size(), b.size()); ++i) {
+        const cost::ExpertPasses& behind = b[b.size() - 1 - i];
+        sum += std::max(0.0, f[i].forward() + behind.backward() - cost::side_by_side(f[i], behind, run_.overlap.delayed_wgrad));
+      }
+      saved.back().push_back(sum);
+    }
+  }
+  return saved;
 }
 
 Estimate Estimator::evaluate(const Setting& setting) {
@@ -218,23 +266,24 @@ Estimate Estimator::evaluate(const Setting& setting) {
 
   // Time: the schedule, then gradient reduction and the optimizer of the rank with most state.
   const config::Parallel& p = run_.parallel;
-  const cost::PipelineTime pipeline = cost::simulate_pipeline(slots, forward, backward, cost_.point_to_point(boundary_bytes_));
+  cost::PipelineOptions options{cost_.point_to_point(boundary_bytes_), run_.overlap.pipeline && p.vp > 1, {}};
+  if (run_.overlap_moe_expert_parallel_comm)
+    for (const Rank& rank : ranks_) options.saved.push_back(saved_beside(rank, setting));
+  const cost::PipelineTime pipeline = cost::simulate_pipeline(slots, forward, backward, options);
   e.bubble = pipeline.bubble();
+  Seconds step = 0; // without the update
   const double m = static_cast<double>(run_.micro_batches());
   for (size_t r = 0; r < ranks_.size(); ++r) {
     const model::StaticState& s = ranks_[r].state;
     const std::int64_t dense_ranks = p.dp() * p.cp, expert_ranks = p.edp();
-    const auto kind = run_.optimizer.distributed ? model::CollectiveKind::ReduceScatter : model::CollectiveKind::AllReduce;
-    Seconds reduce = cost_.seconds(model::Collective{kind, model::Group::Dp, dense_ranks, s.dense.gradients}) +
-                     cost_.seconds(model::Collective{kind, model::Group::Edp, expert_ranks, s.expert.gradients});
-    if (run_.optimizer.distributed)
-      reduce += cost_.seconds(model::Collective{model::CollectiveKind::AllGather, model::Group::Dp, dense_ranks, s.dense.parameters}) +
-                cost_.seconds(model::Collective{model::CollectiveKind::AllGather, model::Group::Edp, expert_ranks, s.expert.parameters});
+    const DataParallelTime exchange = exchanged(ranks_[r], static_cast<std::int64_t>(r), setting);
+    // A rank whose backward ends early reduces early, where nothing waits for all of them.
+    step = std::max(step, (run_.overlap.gradients ? pipeline.ends[r] : pipeline.total) + exchange.total());
     e.optimizer_seconds = std::max(e.optimizer_seconds, update_seconds(s.dense, dense_ranks) + update_seconds(s.expert, expert_ranks));
-    e.reduce_seconds = std::max(e.reduce_seconds, reduce);
+    e.reduce_seconds = std::max(e.reduce_seconds, exchange.total());
     e.recompute_seconds = std::max(e.recompute_seconds, e.ranks[r].replay * m);
   }
-  e.step_seconds = pipeline.total + e.reduce_seconds + e.optimizer_seconds;
+  e.step_seconds = step + e.optimizer_seconds;
   double doubt = 0; // of the rank that is busiest; collectives of the step as those of the layers
   for (const RankEstimate& r : e.ranks)
     if (const Seconds own = r.forward + r.backward + r.replay; own > 0) doubt = std::max(doubt, r.doubt / own);
@@ -341,6 +390,24 @@ std::optional<ReservedBand> Estimator::reserved(const Estimate& e, std::int64_t 
   return band;
 }
 
+namespace {
+
+// What runs beside what: all else is added.
+std::string overlap_text(const config::Run& run) {
+  std::vector<std::string> beside;
+  if (run.overlap.tensor) beside.push_back("tensor-parallel exchanges beside the GEMM of their linear");
+  if (run.overlap_moe_expert_parallel_comm) beside.push_back("expert exchanges beside another micro-batch");
+  if (run.overlap.shared_experts && run.parallel.ep > 1) beside.push_back("expert exchanges beside the shared expert");
+  if (run.overlap.gradients) beside.push_back("gradient buckets behind the last backward");
+  if (run.overlap.parameters) beside.push_back("parameter buckets ahead of the first forward");
+  if (run.parallel.cp > 1 && run.cp_comm_type == "p2p") beside.push_back("the ring of keys and values beside attention");
+  if (run.parallel.pp > 1 && run.parallel.vp > 1 && run.overlap.pipeline) beside.push_back("pipeline transfers beside compute");
+  if (beside.empty()) return "no overlap of communication with compute";
+  return fmt::format("overlap: {}; neither side slows the other down; all other communication is added", fmt::join(beside, ", "));
+}
+
+} // namespace
+
 std::vector<cost::Assumption> Estimator::assumptions() const {
   std::vector<cost::Assumption> out(cost_.assumptions().begin(), cost_.assumptions().end());
   for (cost::Assumption& a : cost_.outside_sizes()) out.push_back(std::move(a));
@@ -352,7 +419,7 @@ std::vector<cost::Assumption> Estimator::assumptions() const {
     if (set) out.push_back({std::string("unpriced.") + key, fmt::format("{}: checked, not priced; sizes and times are those without it", key)});
   };
   if (model::low_precision(run_)) {
-    out.push_back({"low_precision", "fp8 and fp4: quantised inputs and weights of the linears are priced; their GEMMs take the time of bf16"});
+    out.push_back({"low_precision", "fp8 and fp4: quantised inputs and weights of the linears are priced, GEMMs at their own peak with a pass that quantises in front of each"});
     for (const model::Misaligned& m : misaligned_)
       out.push_back({"alignment." + m.op, fmt::format("{}: {} local {} must be a multiple of {} for this recipe", m.op, m.size, m.what, m.multiple)});
   }
@@ -363,13 +430,11 @@ std::vector<cost::Assumption> Estimator::assumptions() const {
   if (run_.cpu_offloading || run_.fine_grained_offload)
     out.push_back({"offload", "offload: the host link runs beside the compute, and a tensor comes back when its backward reads it"});
   if (run_.optimizer.offload_fraction > 0)
-    out.push_back({"optimizer_offload", "optimizer on the host: its transfers are priced, the host's own Adam is not"});
+    out.push_back({"optimizer_offload", "optimizer on the host: transfers and the host's Adam come after the device's update"});
   unpriced(run_.distribute_saved_activations, "distribute_saved_activations");
-  unpriced(run_.overlap_moe_expert_parallel_comm, "overlap_moe_expert_parallel_comm");
-  unpriced(run_.moe_shared_expert_overlap, "moe_shared_expert_overlap");
   if (run_.cuda_graph_impl != "none")
     out.push_back({"cuda_graph_impl", "CUDA graphs: their memory is itemised; the launch time that they save is not priced"});
-  out.push_back({"overlap", "no overlap of communication with compute"});
+  out.push_back({"overlap", overlap_text(run_)});
   std::sort(out.begin(), out.end());
   return out;
 }

@@ -10,6 +10,7 @@
 #include "model/library_buffers.h"
 #include "model/parameters.h"
 #include "model/static_state.h"
+#include "plan/data_parallel.h"
 #include "plan/outside.h"
 #include "plan/workload.h"
 
@@ -117,6 +118,9 @@ private:
                              std::vector<Seconds>& forward, std::vector<Seconds>& backward);
   Bytes moment_bytes(const model::StaticState& state) const;
   Seconds update_seconds(const model::StateBytes& state, std::int64_t ranks) const;
+  DataParallelTime exchanged(const Rank& rank, std::int64_t index, const Setting& setting);
+  // `[f][b]`: what chunk f's forward and chunk b's backward save beside each other.
+  std::vector<std::vector<Seconds>> saved_beside(const Rank& rank, const Setting& setting);
   const cost::UnitTime& time_of(const TracedUnit& unit);
   std::string describe(const PlacedUnit& unit, int event) const;
 

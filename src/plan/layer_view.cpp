@@ -82,7 +82,7 @@ LayerView view_layer(const config::Model& model, const config::Run& run, const c
   out.forward_event = t.event_name(levels.forward.event, spans);
   const program::Peak& worst = levels.replay.bytes > levels.backward.bytes ? levels.replay : levels.backward;
   out.backward_event = worst.event >= 0 ? t.event_name(worst.event, spans) : "";
-  const cost::CostModel cost(hardware, std::string(provider.name()), run.parallel, run.dtype);
+  const cost::CostModel cost(hardware, std::string(provider.name()), run.parallel, run.dtype, run.overlap);
   out.time = cost.time(t, provider);
   out.assumptions.assign(cost.assumptions().begin(), cost.assumptions().end());
 

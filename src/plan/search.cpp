@@ -14,6 +14,7 @@
 #include "plan/bound.h"
 #include "plan/halves.h"
 #include "plan/parallel.h"
+#include "plan/trace_templates.h"
 
 namespace gdn::plan {
 
@@ -82,8 +83,9 @@ private:
 // One op list, traced under every distinct set of spans once.
 class Traced {
 public:
-  Traced(OpList list, bool input_gradient, const Settings& settings, const config::Run& run)
-      : list_(std::move(list)), input_gradient_(input_gradient), settings_(settings), stack_(run.stack) {
+  Traced(OpList list, bool input_gradient, const Settings& settings, const config::Run& run, TraceTemplates& templates)
+      : list_(std::move(list)), input_gradient_(input_gradient), settings_(settings), stack_(run.stack), beside_(run.overlap_moe_expert_parallel_comm),
+        work_(kernels::provider_of(stack_), list_), traces_(templates.of(list_, input_gradient)) {
     for (size_t i = 0; i < settings.modules.size(); ++i)
       if (model::acts_on(settings.modules[i], list_, stack_)) acting_ |= 1u << i;
   }
@@ -91,10 +93,12 @@ public:
   const Extent& under(std::uint32_t mask, const cost::CostModel& cost) {
     mask &= acting_;
     auto [it, fresh] = known_.try_emplace(mask);
-    if (fresh) it->second = price(spans(mask), cost);
+    if (fresh) it->second = price(mask, [&] { return spans(mask); }, cost);
     return it->second;
   }
-  Extent full(const cost::CostModel& cost) const { return price(model::full_spans(list_, stack_), cost); }
+  Extent full(const cost::CostModel& cost) const {
+    return price(~0u, [&] { return model::full_spans(list_, stack_); }, cost);
+  }
   std::vector<Span> spans(std::uint32_t mask) const {
     std::vector<std::string> names;
     for (size_t i = 0; i < settings_.modules.size(); ++i)
@@ -104,18 +108,23 @@ public:
   const OpList& list() const { return list_; }
 
 private:
-  Extent price(const std::vector<Span>& spans, const cost::CostModel& cost) const {
-    const model::Provider& provider = kernels::provider_of(stack_);
+  // `key` of the spans among those of the list: the mask of the modules, or all bits for full granularity.
+  template <class Spans> Extent price(std::uint32_t key, Spans spans, const cost::CostModel& cost) const {
     program::TraceOptions options;
     options.input_gradient = input_gradient_;
-    const program::UnitTrace t = program::trace(list_, spans, provider, options);
-    return extent_of(program::summarise(t), cost.time(t, provider));
+    const program::UnitTrace& t = sized_trace(traces_, key, list_, spans, work_, options);
+    if (!beside_) return extent_of(program::summarise(t), cost.time(t, work_));
+    const cost::ExpertPasses p = cost.expert_passes(t, work_); // all of the exchanges may hide
+    return extent_of(program::summarise(t), cost.time(t, work_), p.dispatch + p.combine, p.dispatch_backward + p.combine_backward);
   }
 
   OpList list_;
   bool input_gradient_;
   const Settings& settings_;
   std::string stack_;
+  bool beside_;
+  RememberedWork work_;
+  TraceTemplates::Traces& traces_;
   std::uint32_t acting_ = 0;
   std::map<std::uint32_t, Extent> known_;
 };
@@ -140,21 +149,21 @@ public:
   using Mixers = std::map<config::LayerKind, std::unique_ptr<Traced>>;
 
   Shape(const config::Model& model, const config::Run& run, const config::Hardware& hardware, const Settings& settings,
-        const std::vector<Kind>& kinds, Mixers& mixers)
-      : settings_(settings), cost_(hardware, std::string(kernels::provider_of(run.stack).name()), run.parallel, run.dtype),
-        embedding_(model::embedding_unit(model, run), false, settings, run),
-        head_(model::head_unit(model, run), true, settings, run) {
+        const std::vector<Kind>& kinds, Mixers& mixers, TraceTemplates& templates)
+      : settings_(settings), cost_(hardware, std::string(kernels::provider_of(run.stack).name()), run.parallel, run.dtype, run.overlap),
+        embedding_(model::embedding_unit(model, run), false, settings, run, templates),
+        head_(model::head_unit(model, run), true, settings, run, templates) {
     for (const Kind& k : kinds) {
-      Traced whole(model::decoder_layer(model, run, k.first, k.second), true, settings, run);
+      Traced whole(model::decoder_layer(model, run, k.first, k.second), true, settings, run, templates);
       std::vector<OpList> parts = halves(whole.list());
       Layer layer;
       if (parts.size() == 2) {
         auto& mixer = mixers[k.first];
-        if (!mixer) mixer = std::make_unique<Traced>(std::move(parts[0]), true, settings, run);
+        if (!mixer) mixer = std::make_unique<Traced>(std::move(parts[0]), true, settings, run, templates);
         layer.parts.push_back(mixer.get());
-        layer.own.push_back(std::make_unique<Traced>(std::move(parts[1]), true, settings, run));
+        layer.own.push_back(std::make_unique<Traced>(std::move(parts[1]), true, settings, run, templates));
       } else {
-        for (OpList& p : parts) layer.own.push_back(std::make_unique<Traced>(std::move(p), true, settings, run));
+        for (OpList& p : parts) layer.own.push_back(std::make_unique<Traced>(std::move(p), true, settings, run, templates));
       }
       for (auto& t : layer.own) layer.parts.push_back(t.get());
       full_.push_back(whole.full(cost_));
@@ -260,10 +269,10 @@ private:
       auto [it, fresh] = states.try_emplace(key, first.size());
       if (fresh) first.push_back(&r);
       state_of_.push_back(it->second);
-      const int m = program::steady_micro_batches(static_cast<int>(p.pp), static_cast<int>(p.vp), static_cast<int>(r.micro_batches()));
+      const int m = program::steady_micro_batches(static_cast<int>(p.pp), static_cast<int>(p.vp), static_cast<int>(r.micro_batches()), 0, forwards_ahead(r));
       auto& moments = moments_[{p.pp, p.vp, m}];
       for (int rank = static_cast<int>(moments.size()); rank < p.pp; ++rank)
-        moments.push_back(fullest_moments(static_cast<int>(p.pp), rank, static_cast<int>(p.vp), m));
+        moments.push_back(fullest_moments(static_cast<int>(p.pp), rank, static_cast<int>(p.vp), m, forwards_ahead(r)));
       auto& chunks = chunks_[{p.pp, p.vp}];
       if (chunks.empty()) chunks = model::pipeline_chunks(model_.layers(), p);
     }
@@ -312,7 +321,8 @@ private:
       tasks.push_back({std::move(members)});
     }
     std::atomic<size_t> done = 0;
-    for_each_parallel(tasks.size(), [&](size_t t, size_t) {
+    templates_.resize(worker_count());
+    for_each_parallel(tasks.size(), [&](size_t t, size_t worker) {
       Task& task = tasks[t];
       Shape::Mixers mixers;
       std::unique_ptr<Shape> shape;
@@ -320,7 +330,7 @@ private:
       for (std::uint32_t i : task.points) {
         const config::Run& r = points_[i];
         if (!shape || current != std::pair(r.parallel.ep, r.parallel.etp)) {
-          shape = std::make_unique<Shape>(model_, r, hardware_, *settings_, kinds_, mixers);
+          shape = std::make_unique<Shape>(model_, r, hardware_, *settings_, kinds_, mixers, templates_[worker]);
           current = {r.parallel.ep, r.parallel.etp};
         }
         const std::int64_t depth = deepest(r);
@@ -350,7 +360,7 @@ private:
   Bound bound(std::uint32_t point, Shape& shape, size_t setting) const {
     const config::Run& r = points_[point];
     const config::Parallel& p = r.parallel;
-    const int m = program::steady_micro_batches(static_cast<int>(p.pp), static_cast<int>(p.vp), static_cast<int>(r.micro_batches()));
+    const int m = program::steady_micro_batches(static_cast<int>(p.pp), static_cast<int>(p.vp), static_cast<int>(r.micro_batches()), 0, forwards_ahead(r));
     Bound b = lower_bound(shape.under(setting), settings_->all[setting], chunks_.at({p.pp, p.vp}), kind_of_, moments_.at({p.pp, p.vp, m}),
                           states_[state_of_[point]], r.micro_batches());
     if (r.cpu_offloading || r.fine_grained_offload) b.peak = state(point); // what is kept may lie in host memory
@@ -439,6 +449,7 @@ private:
   std::vector<Kind> kinds_;
   std::vector<int> kind_of_;
   const Settings* settings_ = nullptr;
+  std::vector<TraceTemplates> templates_; // per worker
   std::vector<size_t> state_of_;
   std::vector<std::vector<Bytes>> states_;
   std::map<std::tuple<std::int64_t, std::int64_t, int>, std::vector<std::vector<Moment>>> moments_;

@@ -23,13 +23,13 @@ Timeline timeline(Estimator& estimator, const Estimate& estimate, const config::
   const config::Parallel& p = run.parallel;
   const RankEstimate& worst = estimate.worst_rank();
   const int pp = static_cast<int>(p.pp), vp = static_cast<int>(p.vp);
-  const int micro_batches = program::steady_micro_batches(pp, vp, static_cast<int>(run.micro_batches()));
+  const int micro_batches = program::steady_micro_batches(pp, vp, static_cast<int>(run.micro_batches()), 0, forwards_ahead(run));
   std::vector<program::UnitInstance> units;
   const std::vector<model::Chunk> chunks = model::chunks_of_rank(model.layers(), p, worst.rank);
   for (size_t c = 0; c < chunks.size(); ++c)
     for (const PlacedUnit& u : estimator.workload().units(chunks[c], estimate.setting))
       units.push_back({u.unit->list, &u.unit->spans, &u.unit->trace, static_cast<int>(c)});
-  const program::Program flat(std::move(units), program::one_f_one_b(pp, static_cast<int>(worst.rank), vp, micro_batches), micro_batches);
+  const program::Program flat(std::move(units), program::one_f_one_b(pp, static_cast<int>(worst.rank), vp, micro_batches, 0, forwards_ahead(run)), micro_batches);
 
   std::map<const program::UnitTrace*, std::vector<Seconds>> known;
   auto seconds = [&](const program::Program::Run& r) {

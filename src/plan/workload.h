@@ -32,6 +32,9 @@ struct PlacedUnit {
   std::int64_t layers = 0;
 };
 
+// Forwards that run ahead of 1F1B: one, where each runs beside the backward of another micro-batch.
+inline int forwards_ahead(const config::Run& run) { return run.overlap_moe_expert_parallel_comm ? 1 : 0; }
+
 // The units of a model under a run's stack: op lists by kind, traced on demand under the spans that
 // act on them. Both programs build what they count and what they execute here.
 class Workload {
@@ -43,6 +46,8 @@ public:
   std::vector<PlacedUnit> units(const model::Chunk& chunk, const Setting& setting);
   // The op lists of one chunk, each once.
   std::vector<const model::OpList*> lists(const model::Chunk& chunk);
+  // The op list of each decoder layer of a chunk, in order.
+  std::vector<const model::OpList*> layer_lists(const model::Chunk& chunk);
   // Whether any unit of the model holds an op the module acts on, and on how many decoder layers.
   std::int64_t layers_with(const std::string& module) const;
   // Throws Error{Usage} when a user span names an op that no layer has (nearest spelling), or no

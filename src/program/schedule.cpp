@@ -18,11 +18,11 @@ Slot interleaved_slot(int k, Pass pass, int vp, int group, int micro_batches) {
 
 } // namespace
 
-std::vector<Slot> one_f_one_b(int pp, int rank, int vp, int micro_batches, int group) {
+std::vector<Slot> one_f_one_b(int pp, int rank, int vp, int micro_batches, int group, int ahead) {
   if (group <= 0) group = pp;
   const int total = micro_batches * vp;
-  const int warm_up = vp == 1 ? std::min(total, pp - rank - 1)
-                              : std::min(total, 2 * (pp - rank - 1) + (vp - 1) * group);
+  const int warm_up = vp == 1 ? std::min(total, pp - rank - 1 + ahead)
+                              : std::min(total, 2 * (pp - rank - 1) + (vp - 1) * group + ahead);
   std::vector<Slot> slots;
   slots.reserve(2 * static_cast<size_t>(total));
   auto push = [&](int k, Pass pass) {
@@ -37,11 +37,11 @@ std::vector<Slot> one_f_one_b(int pp, int rank, int vp, int micro_batches, int g
   return slots;
 }
 
-int steady_micro_batches(int pp, int vp, int micro_batches, int group) {
+int steady_micro_batches(int pp, int vp, int micro_batches, int group, int ahead) {
   if (group <= 0) group = pp;
-  if (vp == 1) return std::min(micro_batches, pp + 2);
+  if (vp == 1) return std::min(micro_batches, pp + 2 + ahead);
   // Keep whole groups: warm-up spans at most 2 pp + (vp - 1) group chunk passes, then two rounds.
-  const int rounds = (2 * pp + group - 1) / group + 3;
+  const int rounds = (2 * pp + ahead + group - 1) / group + 3;
   const int remainder = micro_batches % group;
   const int reduced = rounds * group + remainder;
   return std::min(micro_batches, reduced);

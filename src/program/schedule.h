@@ -16,11 +16,12 @@ struct Slot {
 // The order in which pipeline rank `rank` of `pp` runs its `vp` chunks over `micro_batches`.
 // vp = 1: 1F1B, min(m, pp - rank) micro-batches in flight. vp > 1: interleaved, warm-up
 // w = 2 (pp - rank - 1) + (vp - 1) group capped at m vp (megatron-core schedules); `group` is
-// microbatch_group_size_per_vp_stage, 0 means pp.
-std::vector<Slot> one_f_one_b(int pp, int rank, int vp, int micro_batches, int group = 0);
+// microbatch_group_size_per_vp_stage, 0 means pp. `ahead`: forwards more in the warm-up; 1 where a forward runs beside
+// the backward of another micro-batch (overlap_moe_expert_parallel_comm).
+std::vector<Slot> one_f_one_b(int pp, int rank, int vp, int micro_batches, int group = 0, int ahead = 0);
 
 // A smaller number of micro-batches with the same peak: the steady period is walked once.
-int steady_micro_batches(int pp, int vp, int micro_batches, int group = 0);
+int steady_micro_batches(int pp, int vp, int micro_batches, int group = 0, int ahead = 0);
 
 // Where a step's level is highest.
 struct StepPeak {

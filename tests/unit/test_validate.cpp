@@ -128,7 +128,7 @@ const std::vector<RuleCase>& rule_cases() {
       {"recompute.14", V, [](Model&, Run& r) { r.revision = Revision::parse("dev+gdn_qkv"); select(r, {"gdn_qkv", "gdn"}); }},
       {"recompute.15", W, [](Model&, Run& r) { select(r, {"core_attn"}); }, kWarned},
       {"recompute.15", W, [](Model&, Run& r) { r.recompute.granularity = Granularity::Selective; }, kWarned}, // row 7
-      {"recompute.16", V, [](Model&, Run& r) { select(r, {"shared_experts"}); r.moe_shared_expert_overlap = true; }},
+      {"recompute.16", V, [](Model&, Run& r) { select(r, {"shared_experts"}); r.overlap.shared_experts = true; }},
       {"recompute.17", V, [](Model&, Run& r) { select(r, {"moe_act"}); r.fp8_recipe = "delayed"; }},
       {"recompute.17", V, [](Model&, Run& r) { select(r, {"layernorm"}); r.fp8_recipe = "delayed"; }},
       {"recompute.17", V, [](Model&, Run& r) { select(r, {"layernorm"}); r.fp8_recipe = "mxfp8"; r.settings.te_version = "2.5.0"; }},
@@ -171,7 +171,7 @@ const std::vector<RuleCase>& rule_cases() {
       // ... even when the granularity is not selective.
       {"recompute.28", A, [](Model&, Run& r) { r.overlap_moe_expert_parallel_comm = true; r.recompute.modules = {"moe"}; }},
       {"recompute.28", A, [](Model&, Run& r) { r.overlap_moe_expert_parallel_comm = true; r.dtype = DType::FP32; }},
-      {"recompute.28", A, [](Model&, Run& r) { r.overlap_moe_expert_parallel_comm = r.moe_shared_expert_overlap = true; }},
+      {"recompute.28", A, [](Model&, Run& r) { r.overlap_moe_expert_parallel_comm = r.overlap.shared_experts = true; }},
       {"recompute.28", A, [](Model& m, Run& r) { r.overlap_moe_expert_parallel_comm = true; m.mtp_layers = 2; }},
       {"recompute.29", A, [](Model&, Run& r) { recompute_fully(r, "uniform", 2); }},
       {"recompute.29", W, [](Model&, Run& r) { recompute_fully(r, "block", 2); }, kWarned},
@@ -321,7 +321,7 @@ TEST_CASE("the validation table: one message a line") {
       {[](Model&, Run& r) { recompute_fully(r, "uniform", 1); r.recompute.num_layers.reset(); }, "recompute.5", {"recompute_num_layers"}},
       {[](Model& m, Run& r) { use_attention_only(m); select(r, {"gdn_norm_out"}); }, "recompute.11", {"no GDN layer present"}},
       {[](Model&, Run& r) { select(r, {"moe_act"}); r.moe_grouped_gemm = false; }, "recompute.9", {"moe_grouped_gemm"}},
-      {[](Model&, Run& r) { select(r, {"shared_experts"}); r.moe_shared_expert_overlap = true; }, "recompute.16", {"cannot be combined"}},
+      {[](Model&, Run& r) { select(r, {"shared_experts"}); r.overlap.shared_experts = true; }, "recompute.16", {"cannot be combined"}},
       {[](Model&, Run& r) { select(r, {"moe"}); r.overlap_moe_expert_parallel_comm = true; }, "recompute.28", {"moe", "cannot be combined"}},
       {[](Model&, Run& r) { select(r, {"moe_act"}); r.fp8_recipe = "delayed"; }, "recompute.17", {"delayed"}},
       {[](Model&, Run& r) { select(r, {"layernorm"}); r.fp8_recipe = "delayed"; }, "recompute.17", {"delayed"}},

@@ -53,6 +53,7 @@ void check_recompute(Check& c);
 void check_offload(Check& c);
 void check_cuda_graphs(Check& c);
 void check_expert_overlap(Check& c);
+void check_overlap(Check& c);
 void check_optimizer(Check& c);
 void check_construction(Check& c); // pipeline split, experts, GDN module
 void check_forward(Check& c);      // errors of the first training step

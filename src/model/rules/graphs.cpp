@@ -49,7 +49,7 @@ void check_cuda_graphs(Check& c) {
              "does not combine with captured recompute of moe", "null");
   // Row 26: the shared expert is captured with the router unless it overlaps.
   const bool shared_captured =
-      !c.run.moe_shared_expert_overlap && (c.captured("moe_router") || c.captured("moe"));
+      !c.run.overlap.shared_experts && (c.captured("moe_router") || c.captured("moe"));
   if (c.settings.gtp > 1 && impl == "local" && (c.fp8 || c.run.fp4) && shared_captured &&
       c.lists("shared_experts"))
     c.reject("recompute.26", Exception::AssertionError, "recompute_modules", "shared_experts",
@@ -86,10 +86,25 @@ void check_expert_overlap(Check& c) {
   if (c.run.dtype != DType::BF16 && c.run.dtype != DType::FP16)
     reject("params_dtype", std::string(name_of(c.run.dtype)), "needs 16-bit training",
            "bf16, fp16");
-  if (c.run.moe_shared_expert_overlap)
+  if (c.run.overlap.shared_experts)
     reject("moe_shared_expert_overlap", "true", "both overlaps cannot be combined", "false");
   if (c.run.train_mtp && c.model.mtp_layers > 1)
     reject("mtp_num_hidden_layers", number(c.model.mtp_layers), "at most one MTP layer", "0, 1");
+}
+
+// Megatron-LM's argument checks (training/arguments.py, main d98e8a64).
+void check_overlap(Check& c) {
+  const config::Overlap& o = c.run.overlap;
+  if (o.tensor && !c.run.parallel.sequence_parallel)
+    c.reject("overlap.tensor", Exception::AssertionError, "tp_comm_overlap", "true", "tensor-parallel overlap needs sequence parallelism", "false",
+             "sequence_parallel: true");
+  if (o.parameters && !c.run.optimizer.distributed)
+    c.reject("overlap.parameters", Exception::AssertionError, "overlap_param_gather", "true", "only the distributed optimizer gathers parameters", "false");
+  if (o.parameters && !o.gradients)
+    c.reject("overlap.parameters", Exception::AssertionError, "overlap_param_gather", "true", "needs overlap_grad_reduce", "false", "overlap_grad_reduce: true");
+  if (o.delayed_wgrad && !c.run.overlap_moe_expert_parallel_comm)
+    c.reject("overlap.wgrad", Exception::AssertionError, "delay_wgrad_compute", "true", "needs overlap_moe_expert_parallel_comm", "false",
+             "overlap_moe_expert_parallel_comm: true");
 }
 
 } // namespace gdn::model::rules

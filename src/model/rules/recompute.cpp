@@ -120,7 +120,7 @@ void check_modules(Check& c) {
   if (c.lists("core_attn")) // row 15
     c.warn("recompute.15", kModules, "core_attn",
            "does next to nothing where core attention is fused");
-  if (c.lists("shared_experts") && c.run.moe_shared_expert_overlap &&
+  if (c.lists("shared_experts") && c.run.overlap.shared_experts &&
       c.model.moe.shared_ffn > 0) // row 16
     c.reject("recompute.16", Exception::ValueError, kModules, "shared_experts",
              "cannot be combined with moe_shared_expert_overlap");

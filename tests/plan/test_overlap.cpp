@@ -1,0 +1,115 @@
+#include <doctest/doctest.h>
+
+#include "config/profiles.h"
+#include "cost/overlap.h"
+#include "cost/pipeline.h"
+#include "plan/estimate.h"
+
+using namespace gdn;
+using doctest::Approx;
+
+// What runs beside what, by hand; then on whole steps: what each option of Megatron-LM takes off the clock.
+
+TEST_CASE("in pieces: all of the transfer but one piece of compute hides, or the transfer decides") {
+  CHECK(cost::in_pieces(8, 2, 4) == Approx(8));      // 2 beside the last 6
+  CHECK(cost::in_pieces(8, 7, 4) == Approx(9));      // first piece 2, then 7
+  CHECK(cost::in_pieces(8, 7, 1) == Approx(15));
+}
+
+TEST_CASE("gradients behind the backward: what the last pieces cannot hide") {
+  CHECK(cost::left_behind({1, 1, 1}, {1, 1, 1}) == Approx(1));
+  CHECK(cost::left_behind({1, 1, 1}, {0, 3, 1}) == Approx(3)); // ready at 2, until 5, then 6, against 3
+  CHECK(cost::left_behind({5, 5}, {2, 0}) == Approx(0));
+  CHECK(cost::left_behind({}, {}) == Approx(0));
+}
+
+TEST_CASE("parameters ahead of the forward: the first waits, later ones only if their transfer is late") {
+  CHECK(cost::waited_for({2, 2, 2}, {1, 1, 1}) == Approx(1));
+  CHECK(cost::waited_for({1, 1}, {1, 3}) == Approx(3)); // the second begins at 4, not at 1
+}
+
+TEST_CASE("a forward beside a backward: each exchange hides behind the other micro-batch") {
+  cost::ExpertPasses p;
+  p.mixer = 4, p.dispatch = 2, p.experts = 4, p.combine = 2, p.behind = 1;
+  p.behind_backward = 1, p.combine_backward = 2, p.experts_backward = 4, p.experts_wgrad = 4, p.dispatch_backward = 2, p.mixer_backward = 8;
+  CHECK(p.forward() == Approx(13));
+  CHECK(p.backward() == Approx(21));
+  // 1 | 4 beside 2 | 4 + 4 beside 2 | 4 beside 2 | 8 beside 2 | 1: compute alone.
+  CHECK(cost::side_by_side(p, p, false) == Approx(26));
+  // The first exchange takes 9: the mixer's 4 hide 4 of it; the rest waits.
+  p.combine_backward = 9;
+  CHECK(cost::side_by_side(p, p, false) == Approx(31));
+  p.combine_backward = 2;
+  // Dispatches of 6: forward from 5 to 11 beside 8 of compute (to 13), backward from 13 to 19 beside 4 (to 17): 2 are left.
+  p.dispatch = p.dispatch_backward = 6;
+  CHECK(cost::side_by_side(p, p, false) == Approx(28));
+  // Weight gradients held back: the forward's experts wait for its rows (at 11 they are there: 9, then 13); the
+  // backward's exchange runs from 11 to 17, behind compute until 17.
+  CHECK(cost::side_by_side(p, p, true) == Approx(26));
+}
+
+TEST_CASE("pipeline: transfers beside compute or not, two stages, two micro-batches") {
+  const std::vector<std::vector<program::Slot>> slots{program::one_f_one_b(2, 0, 1, 2), program::one_f_one_b(2, 1, 1, 2)};
+  const std::vector<std::vector<Seconds>> forward{{1}, {1}}, backward{{2}, {2}};
+  const cost::PipelineTime beside = cost::simulate_pipeline(slots, forward, backward, {.transfer = 0.5, .beside = true});
+  CHECK(beside.total == Approx(10));
+  CHECK(beside.ends[1] == Approx(7.5));
+  const cost::PipelineTime waiting = cost::simulate_pipeline(slots, forward, backward, {.transfer = 0.5, .beside = false});
+  CHECK(waiting.total == Approx(10.5));
+  CHECK(waiting.ends[1] == Approx(8));
+}
+
+TEST_CASE("pairs: one forward runs ahead, each later one beside the backward before it") {
+  const std::vector<program::Slot> slots = program::one_f_one_b(1, 0, 1, 3, 0, 1);
+  const std::vector<std::pair<program::Pass, int>> wanted{{program::Pass::Forward, 0}, {program::Pass::Forward, 1}, {program::Pass::Backward, 0},
+                                                          {program::Pass::Forward, 2}, {program::Pass::Backward, 1}, {program::Pass::Backward, 2}};
+  REQUIRE(slots.size() == wanted.size());
+  for (size_t i = 0; i < slots.size(); ++i) {
+    CHECK(slots[i].pass == wanted[i].first);
+    CHECK(slots[i].micro_batch == wanted[i].second);
+  }
+  // 2, then twice 2 + 4 less 1, then 4.
+  CHECK(cost::simulate_pipeline({slots}, {{2}}, {{4}}, {.saved = {{{1}}}}).total == Approx(16));
+  CHECK(cost::simulate_pipeline({slots}, {{2}}, {{4}}, {}).total == Approx(18));
+}
+
+namespace {
+
+plan::Estimate step(const char* model, const char* hardware, const std::vector<config::Setting>& settings) {
+  const config::ModelProfile p = config::Profiles().model(model, settings);
+  const config::Hardware h = config::Profiles().hardware(hardware);
+  return plan::Estimator(p.model, p.run, h).evaluate(plan::Setting::of(p.run));
+}
+using Settings = std::vector<config::Setting>;
+Settings operator+(Settings a, const Settings& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+} // namespace
+
+TEST_CASE("each option takes off the clock what it hides, and never more than that") {
+  const Settings tp{{"tensor_model_parallel_size", "4"}, {"sequence_parallel", "true"}, {"pipeline_model_parallel_size", "1"},
+                    {"virtual_pipeline_model_parallel_size", "1"}, {"gpus", "32"}, {"global_batch_size", "64"}};
+  const plan::Estimate serial = step("llama3-70b", "h100", tp);
+  const plan::Estimate tensor = step("llama3-70b", "h100", tp + Settings{{"tp_comm_overlap", "true"}});
+  CHECK(tensor.step_seconds < serial.step_seconds);
+  CHECK(tensor.peak_bytes == serial.peak_bytes);
+  const plan::Estimate gradients = step("llama3-70b", "h100", tp + Settings{{"overlap_grad_reduce", "true"}});
+  const plan::Estimate both = step("llama3-70b", "h100", tp + Settings{{"overlap_grad_reduce", "true"}, {"overlap_param_gather", "true"}});
+  CHECK(gradients.step_seconds < serial.step_seconds);
+  CHECK(both.step_seconds < gradients.step_seconds);
+  CHECK(both.reduce_seconds > 0); // the first bucket gathered and the last one reduced have nothing beside them
+  CHECK(both.step_seconds + serial.reduce_seconds >= serial.step_seconds);
+
+  const Settings ep{{"expert_model_parallel_size", "8"}, {"gpus", "8"}, {"global_batch_size", "64"}, {"mtp_num_hidden_layers", "0"}};
+  const plan::Estimate alone = step("qwen3.5-35b-a3b", "h200", ep);
+  const plan::Estimate shared = step("qwen3.5-35b-a3b", "h200", ep + Settings{{"moe_shared_expert_overlap", "true"}});
+  const plan::Estimate beside = step("qwen3.5-35b-a3b", "h200", ep + Settings{{"overlap_moe_expert_parallel_comm", "true"}});
+  const plan::Estimate delayed = step("qwen3.5-35b-a3b", "h200", ep + Settings{{"overlap_moe_expert_parallel_comm", "true"}, {"delay_wgrad_compute", "true"}});
+  CHECK(shared.step_seconds < alone.step_seconds);
+  CHECK(beside.step_seconds < alone.step_seconds);
+  CHECK(delayed.step_seconds <= beside.step_seconds);
+  CHECK(beside.peak_bytes > alone.peak_bytes); // two micro-batches in flight
+  CHECK(beside.ranks[0].in_flight == 2);
+}
