@@ -10,6 +10,7 @@
 #include "config/import.h"
 #include "config/json.h"
 #include "config/model_io.h"
+#include "config/packed.h"
 #include "config/run_io.h"
 #include "config/text.h"
 #include "config/yaml.h"
@@ -157,7 +158,7 @@ Node to_node(const ModelProfile& profile) {
 // Name and aliases of a built-in profile without parsing it (start-up time): they stand at the
 // beginning of two lines, as a test checks.
 Profiles::File Profiles::built_in(const EmbeddedFile& f) {
-  File file{"built in: " + f.name + ".yaml", std::string(f.text), f.name, {}};
+  File file{fmt::format("built in: {}.yaml", f.name), std::string(f.packed), std::string(f.name), {}, true};
   const std::string_view text = f.text;
   for (std::size_t at = 0; at < text.size();) {
     std::size_t end = std::min(text.find('\n', at), text.size());
@@ -171,6 +172,8 @@ Profiles::File Profiles::built_in(const EmbeddedFile& f) {
   }
   return file;
 }
+
+Node Profiles::File::parse() const { return packed ? unpack(text, origin) : parse_yaml(text, origin); }
 
 Profiles::Profiles(std::optional<fs::path> folder) {
   for (const EmbeddedFile& f : embedded_models()) models_.push_back(built_in(f));
@@ -197,7 +200,7 @@ Profiles::Profiles(std::optional<fs::path> folder) {
 // Only name and aliases are read here; a profile is checked whole when it is asked for.
 void Profiles::add(std::vector<File>& files, std::string origin, std::string text) {
   Node map = parse_yaml(text, origin);
-  File f{std::move(origin), std::move(text), {}, {}};
+  File f{std::move(origin), std::move(text), {}, {}, false};
   Fields fields(map);
   if (const Node* n = map.find("name")) f.name = as_string(*n);
   if (const Node* n = map.find("aliases")) f.aliases = as_strings(*n);
@@ -240,7 +243,7 @@ ModelProfile Profiles::model(const std::string& what, const std::vector<Setting>
     if (file.extension() == ".json") return read_hugging_face(file, settings, run_file);
     map = parse_yaml(read_text_file(file), file.string());
   } else if (const File* f = find(models_, what)) {
-    map = parse_yaml(f->text, f->origin);
+    map = f->parse();
   } else {
     fail_unknown("model", what, models());
   }
@@ -258,12 +261,12 @@ Node Profiles::on_base(Node map, int depth) const {
     base->fail(fmt::format("unknown model '{}'{}", name, did_you_mean(name, names)), fmt::format("known: {}", fmt::join(names, ", ")));
   }
   if (depth > 8) base->fail("profiles are based on one another in a circle");
-  return overlay(on_base(parse_yaml(f->text, f->origin), depth + 1), map);
+  return overlay(on_base(f->parse(), depth + 1), map);
 }
 
 Hardware Profiles::hardware(const std::string& what) const {
   if (looks_like_path(what)) return read_hardware(parse_yaml(read_text_file(what), what));
-  if (const File* f = find(hardware_, what)) return read_hardware(parse_yaml(f->text, f->origin));
+  if (const File* f = find(hardware_, what)) return read_hardware(f->parse());
   fail_unknown("hardware", what, hardwares());
 }
 

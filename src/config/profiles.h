@@ -61,6 +61,8 @@ private:
     std::string origin, text;
     std::string name;
     std::vector<std::string> aliases;
+    bool packed = false; // what the text is (packed.h)
+    Node parse() const;
   };
   static File built_in(const EmbeddedFile& file);
   static void add(std::vector<File>& files, std::string origin, std::string text);

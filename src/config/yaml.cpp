@@ -9,6 +9,7 @@
 #include <yaml-cpp/exceptions.h>
 #include <yaml-cpp/parser.h>
 
+#include "config/node_path.h"
 #include "config/text.h"
 #include "core/error.h"
 
@@ -92,18 +93,17 @@ private:
     if (!stack_.empty()) {
       Frame& f = stack_.back();
       if (f.node->kind == Node::Kind::List) {
-        path = fmt::format("{}[{}]", f.node->path, f.node->items.size());
+        path = path_in_list(*f.node, f.node->items.size());
         n = &f.node->items.emplace_back();
       } else {
         Entry& e = f.node->entries.back();
-        path = f.node->path.empty() ? e.key : f.node->path + "." + e.key;
+        path = path_in_map(*f.node, e.key);
         n = &e.value;
         f.has_key = false;
       }
     }
     n->kind = kind;
     n->where = where(mark);
-    if (path.size() > 200) path = path.substr(0, 200) + "...";
     n->path = std::move(path);
     return *n;
   }

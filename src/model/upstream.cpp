@@ -12,24 +12,26 @@ namespace gdn::model {
 namespace upstream {
 
 Bytes touched(const OpList& list, const Op& op, int step) {
-  std::set<TensorId> tensors;
-  std::set<TensorId> gradients;
   Bytes bytes = 0, weights = 0;
   for (const ParamRef& p : op.params) weights += p.elements * size_of(p.dtype);
+  auto once = [&](const std::vector<TensorId>& first, const std::vector<TensorId>& second) { // each tensor of both
+    auto at = [&](size_t i) { return i < first.size() ? first[i] : second[i - first.size()]; };
+    for (size_t i = 0; i < first.size() + second.size(); ++i) {
+      bool seen = false;
+      for (size_t k = 0; k < i; ++k) seen = seen || at(k) == at(i);
+      if (!seen) bytes += list.tensor(at(i)).bytes();
+    }
+  };
   if (is_forward(step)) {
-    tensors.insert(op.inputs.begin(), op.inputs.end());
-    tensors.insert(op.outputs.begin(), op.outputs.end());
-    bytes = weights;
+    once(op.inputs, op.outputs);
+    bytes += weights;
   } else {
     const Step& s = step_of(op, step);
-    tensors.insert(s.reads.begin(), s.reads.end());
-    gradients.insert(s.grad_reads.begin(), s.grad_reads.end());
-    gradients.insert(s.grad_writes.begin(), s.grad_writes.end());
+    once(s.reads, {});
+    once(s.grad_reads, s.grad_writes);
     if (!s.grad_writes.empty()) bytes += weights;
     for (int p : s.param_grads) bytes += 8 * op.params[static_cast<size_t>(p)].elements;
   }
-  for (TensorId t : tensors) bytes += list.tensor(t).bytes();
-  for (TensorId t : gradients) bytes += list.tensor(t).bytes();
   return bytes;
 }
 

@@ -11,15 +11,15 @@ using model::TensorId;
 
 namespace {
 
-template <class Visit>
-void each_tensor(Op& op, Visit visit) {
-  for (TensorId& t : op.inputs) visit(t);
-  for (TensorId& t : op.outputs) visit(t);
-  for (model::Step& s : op.steps)
+template <class AnyOp, class Visit> // Op or const Op
+void each_tensor(AnyOp& op, Visit visit) {
+  for (auto& t : op.inputs) visit(t);
+  for (auto& t : op.outputs) visit(t);
+  for (auto& s : op.steps)
     for (auto* ids : {&s.reads, &s.grad_reads, &s.grad_writes})
-      for (TensorId& t : *ids) visit(t);
-  for (model::Pin& p : op.pins) visit(p.tensor);
-  for (Op::GradAlias& a : op.grad_aliases) {
+      for (auto& t : *ids) visit(t);
+  for (auto& p : op.pins) visit(p.tensor);
+  for (auto& a : op.grad_aliases) {
     visit(a.input);
     visit(a.output);
   }
@@ -38,10 +38,7 @@ std::vector<Use> uses(const OpList& list) {
   auto of = [&](TensorId t) -> Use& { return out[static_cast<size_t>(list.tensor(t).storage)]; };
   if (list.input >= 0) of(list.input).at(0);
   const int n = static_cast<int>(list.ops.size());
-  for (int i = 0; i < n; ++i) {
-    Op op = list.ops[static_cast<size_t>(i)];
-    each_tensor(op, [&](TensorId& t) { of(t).at(i); });
-  }
+  for (int i = 0; i < n; ++i) each_tensor(list.ops[static_cast<size_t>(i)], [&](TensorId t) { of(t).at(i); });
   for (const model::Hold& h : list.holds)
     if (h.kind == model::HoldKind::Frame) of(h.tensor).at(h.until);
     else if (h.kind == model::HoldKind::Caller) of(h.tensor).at(n - 1);
@@ -94,10 +91,7 @@ OpList part(const OpList& list, int first, int last, TensorId input, TensorId ou
     if (list.tensor(id).base >= 0) self(self, list.tensor(id).base);
   };
   if (input >= 0) mark(mark, input);
-  for (int i = first; i <= last; ++i) {
-    Op op = list.ops[static_cast<size_t>(i)];
-    each_tensor(op, [&](TensorId& t) { mark(mark, t); });
-  }
+  for (int i = first; i <= last; ++i) each_tensor(list.ops[static_cast<size_t>(i)], [&](TensorId t) { mark(mark, t); });
   for (size_t t = 0; t < used.size(); ++t)
     if (used[t]) map(map, static_cast<TensorId>(t));
   for (int i = first; i <= last; ++i) {

@@ -42,8 +42,9 @@ struct Search {
 };
 
 // All legal layouts of `run.parallel.gpus` GPUs and `run.global_batch` sequences; `run` gives everything
-// else. Even pipeline splits only, but the run's own layout where its sizes come up; sequence
-// parallelism exactly where TP > 1. The result does not depend on the number of threads.
+// else. Pipelines are split evenly; where the layers do not divide, the stages in the middle get one more (1, 2,
+// 4, ... virtual stages a rank); the run's own layout replaces that where its sizes come up. Sequence parallelism
+// exactly where TP > 1. The result does not depend on the number of threads.
 Search search(const config::Model& model, const config::Run& run, const config::Hardware& hardware,
               const SearchOptions& options = {});
 
@@ -51,6 +52,6 @@ Search search(const config::Model& model, const config::Run& run, const config::
 std::vector<config::Run> parallel_points(const config::Model& model, const config::Run& run, const SearchOptions& options = {});
 
 // A run's sizes as Megatron-LM arguments: "--tensor-model-parallel-size", "2", ...
-std::vector<std::string> megatron_parallel_flags(const config::Run& run);
+std::vector<std::string> megatron_parallel_flags(const config::Model& model, const config::Run& run);
 
 } // namespace gdn::plan

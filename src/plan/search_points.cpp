@@ -36,6 +36,15 @@ std::vector<config::Optimizer> optimizers(const config::Optimizer& own, bool all
   return out;
 }
 
+// Layers of each of `count` virtual stages where they do not divide: one more for the middle ones, so that the
+// stages with the embedding and the loss are the lighter ones.
+std::vector<std::int64_t> uneven_layout(std::int64_t layers, std::int64_t count) {
+  std::vector<std::int64_t> out(static_cast<size_t>(count), layers / count);
+  const std::int64_t more = layers % count, first = (count - more) / 2;
+  for (std::int64_t i = first; i < first + more; ++i) ++out[static_cast<size_t>(i)];
+  return out;
+}
+
 } // namespace
 
 std::vector<config::Run> parallel_points(const config::Model& model, const config::Run& given, const SearchOptions& options) {
@@ -49,9 +58,12 @@ std::vector<config::Run> parallel_points(const config::Model& model, const confi
   // The run's own uneven layout comes up with its own pp and vp only.
   std::set<std::pair<std::int64_t, std::int64_t>> stages;
   for (std::int64_t pp : divisors(gpus)) {
-    if (layers % pp == 0)
+    if (layers % pp == 0) {
       for (std::int64_t vp : divisors(layers / pp))
         if (vp == 1 || pp > 1) stages.insert({pp, vp});
+    } else {
+      for (std::int64_t vp = 1; pp * vp <= layers; vp *= 2) stages.insert({pp, vp});
+    }
     if (pp == own.pp && !own.layout.empty()) stages.insert({pp, own.vp});
   }
   const std::vector<config::Optimizer> forms = optimizers(given.optimizer, options.optimizer_options);
@@ -67,6 +79,7 @@ std::vector<config::Run> parallel_points(const config::Model& model, const confi
         p.pp = pp;
         p.vp = vp;
         p.layout = pp == own.pp && vp == own.vp ? own.layout : std::vector<std::int64_t>{};
+        if (p.layout.empty() && layers % (pp * vp) != 0) p.layout = uneven_layout(layers, pp * vp);
         for (std::int64_t ep : divisors(moe ? gpus / pp : 1))
           for (std::int64_t etp : divisors(moe ? gpus / pp / ep : 1)) {
             p.ep = ep;
@@ -85,7 +98,7 @@ std::vector<config::Run> parallel_points(const config::Model& model, const confi
   return points;
 }
 
-std::vector<std::string> megatron_parallel_flags(const config::Run& run) {
+std::vector<std::string> megatron_parallel_flags(const config::Model& model, const config::Run& run) {
   const config::Parallel& p = run.parallel;
   std::vector<std::string> flags;
   auto add = [&](const char* name, std::int64_t n) {
@@ -96,10 +109,10 @@ std::vector<std::string> megatron_parallel_flags(const config::Run& run) {
   if (p.sequence_parallel) flags.push_back("--sequence-parallel");
   add("--pipeline-model-parallel-size", p.pp);
   if (!p.layout.empty()) {
-    std::string stages = "E"; // E embedding, t decoder layer, L loss
+    std::string stages = "E"; // E embedding, t decoder layer, m MTP layer, L loss
     for (size_t i = 0; i < p.layout.size(); ++i) stages += fmt::format("{}t*{}", i ? "|" : "", p.layout[i]);
     flags.push_back("--pipeline-model-parallel-layout");
-    flags.push_back("\"" + stages + "L\"");
+    flags.push_back(fmt::format("\"{}{}L\"", stages, std::string(static_cast<size_t>(run.train_mtp ? model.mtp_layers : 0), 'm')));
   } else if (p.vp > 1) {
     add("--num-virtual-stages-per-pipeline-rank", p.vp);
   }

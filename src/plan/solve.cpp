@@ -14,6 +14,8 @@ namespace gdn::plan {
 namespace {
 
 const std::vector<std::string> kNames{"seq", "micro-batch", "gpus", "budget"};
+constexpr std::int64_t kLeastSeq = 1024; // of a search, and its finest step
+constexpr std::int64_t kSeqParts = 16;   // of the longest power of two: how finely a search looks above it
 constexpr Bytes kNoBudget = std::numeric_limits<Bytes>::max() / 4;
 
 // A value of the unknown, priced.
@@ -70,17 +72,28 @@ private:
       if (accept(at(k), k * step)) return;
   }
 
+  // Lengths are doubled until nothing fits twice; then the gap above the longest is halved.
   void seq_ladder() {
-    out_.guard = "the largest power of two: lengths were doubled until nothing fitted twice, and each was searched whole; a longer "
-                 "one may allow more context parallelism, so no bound is claimed beyond";
-    int misses = 0;
-    for (std::int64_t seq = 1024; misses < 2 && seq <= (std::int64_t{1} << 24); seq *= 2) {
+    auto fits = [&](std::int64_t seq) {
       config::Run r = run_;
       r.seq = seq;
-      if (accept(attempt(r, budget_bytes()), seq)) misses = 0;
-      else if (out_.solution) ++misses;
-      else if (seq > run_.seq) ++misses;
+      return accept(attempt(r, budget_bytes()), seq);
+    };
+    int misses = 0;
+    for (std::int64_t seq = kLeastSeq; misses < 2 && seq <= (std::int64_t{1} << 24); seq *= 2) {
+      if (fits(seq)) misses = 0;
+      else if (out_.solution || seq > run_.seq) ++misses;
     }
+    out_.guard = "lengths were doubled until nothing fitted twice, and each was searched whole";
+    if (!out_.solution) return;
+    const std::int64_t longest = out_.solution->value, step = std::max(kLeastSeq, longest / kSeqParts);
+    std::int64_t low = longest, high = 2 * longest;
+    while (high - low > step) {
+      const std::int64_t middle = low + (high - low) / 2;
+      (fits(middle) ? low : high) = middle;
+    }
+    out_.guard += fmt::format("; then the gap from {} to {} was halved: {} does not fit. Longer ones may allow more context parallelism, so "
+                              "nothing is claimed about lengths that were not tried", format_count(longest), format_count(2 * longest), format_count(high));
   }
 
   void micro_batch() {

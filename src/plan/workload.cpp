@@ -124,6 +124,12 @@ std::vector<const OpList*> Workload::lists(const model::Chunk& chunk) {
   return out;
 }
 
+std::vector<const OpList*> Workload::layer_lists(const model::Chunk& chunk) {
+  std::vector<const OpList*> out;
+  for (std::int64_t i = 0; i < chunk.layers; ++i) out.push_back(&layer_list(chunk.first + i));
+  return out;
+}
+
 std::int64_t Workload::layers_with(const std::string& module) const {
   std::int64_t count = 0;
   for (std::int64_t i = 0; i < model_.layers(); ++i) {

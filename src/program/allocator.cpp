@@ -1,7 +1,6 @@
 #include "program/allocator.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include <fmt/format.h>
 
@@ -26,7 +25,42 @@ Bytes segment_size(Bytes size) {
   return size < kMinLargeAllocation ? kLargeSegment : round_up(size, kRoundLarge);
 }
 
+constexpr size_t kPage = 64; // entries; a page of more is halved
+
 } // namespace
+
+void FreeBlocks::insert(const Entry& entry) {
+  if (pages_.empty()) pages_.emplace_back();
+  auto page = std::upper_bound(pages_.begin() + 1, pages_.end(), entry, [](const Entry& e, const Page& p) { return e < p.front(); }) - 1;
+  page->insert(std::upper_bound(page->begin(), page->end(), entry), entry);
+  if (page->size() <= kPage) return;
+  Page upper(page->begin() + kPage / 2, page->end());
+  page->resize(kPage / 2);
+  pages_.insert(page + 1, std::move(upper));
+}
+
+void FreeBlocks::erase(const Entry& entry) {
+  auto page = std::lower_bound(pages_.begin(), pages_.end(), entry, [](const Page& p, const Entry& e) { return p.back() < e; });
+  page->erase(std::lower_bound(page->begin(), page->end(), entry));
+  if (page->empty()) pages_.erase(page);
+}
+
+int FreeBlocks::take(Bytes size) {
+  const Entry least{size, -1, -1};
+  auto page = std::lower_bound(pages_.begin(), pages_.end(), least, [](const Page& p, const Entry& e) { return p.back() < e; });
+  if (page == pages_.end()) return -1;
+  auto found = std::lower_bound(page->begin(), page->end(), least);
+  const int block = found->block;
+  page->erase(found);
+  if (page->empty()) pages_.erase(page);
+  return block;
+}
+
+std::vector<FreeBlocks::Entry> FreeBlocks::all() const {
+  std::vector<Entry> out;
+  for (const Page& page : pages_) out.insert(out.end(), page.begin(), page.end());
+  return out;
+}
 
 int CachingAllocator::new_block(Block block) {
   if (!unused_.empty()) {
@@ -47,14 +81,6 @@ void CachingAllocator::insert(Pool& pool, int block) {
 void CachingAllocator::remove(Pool& pool, int block) {
   const Block& b = blocks_[static_cast<size_t>(block)];
   pool.free.erase({b.size, b.address, block});
-}
-
-int CachingAllocator::take(Pool& pool, Bytes size) {
-  auto it = pool.free.lower_bound({size, -1, -1});
-  if (it == pool.free.end()) return -1;
-  const int block = std::get<2>(*it);
-  pool.free.erase(it);
-  return block;
 }
 
 int CachingAllocator::grow(Pool& pool, Bytes size) {
@@ -97,7 +123,7 @@ int CachingAllocator::map(Pool& pool, Bytes size) {
 CachingAllocator::Handle CachingAllocator::allocate(Bytes asked) {
   const Bytes size = rounded(asked);
   Pool& pool = size <= kSmallSize ? small_ : large_;
-  int block = take(pool, size);
+  int block = pool.free.take(size);
   if (block < 0) block = grow(pool, size);
   if (block < 0) {
     ++retries_;
@@ -152,30 +178,25 @@ void CachingAllocator::free(Handle block) {
 
 void CachingAllocator::empty_cache() {
   for (Pool* pool : {&small_, &large_}) {
-    for (auto it = pool->free.begin(); it != pool->free.end();) {
-      const int id = std::get<2>(*it);
-      Block& b = blocks_[static_cast<size_t>(id)];
+    for (const FreeBlocks::Entry& entry : pool->free.all()) {
+      Block& b = blocks_[static_cast<size_t>(entry.block)];
       const Bytes step = pool->small ? kSmallSegment : kLargeSegment;
-      if (options_.expandable_segments ? b.after >= 0 || b.size < step : b.before >= 0 || b.after >= 0) {
-        ++it;
-        continue;
-      }
+      if (options_.expandable_segments ? b.after >= 0 || b.size < step : b.before >= 0 || b.after >= 0) continue;
+      pool->free.erase(entry);
       if (options_.expandable_segments) { // whole steps at the end of the range go
         const Bytes bytes = b.size / step * step;
         reserved_ -= bytes;
-        it = pool->free.erase(it);
         b.size -= bytes;
-        if (b.size > 0) insert(*pool, id);
+        if (b.size > 0) insert(*pool, entry.block);
         else {
           if (b.before >= 0) blocks_[static_cast<size_t>(b.before)].after = -1;
           else pool->expandable = -1;
-          unused_.push_back(id);
+          unused_.push_back(entry.block);
         }
         break; // the range has one end
       }
       reserved_ -= b.size;
-      it = pool->free.erase(it);
-      unused_.push_back(id);
+      unused_.push_back(entry.block);
     }
   }
 }

@@ -1,7 +1,6 @@
 #pragma once
+#include <compare>
 #include <cstdint>
-#include <set>
-#include <tuple>
 #include <vector>
 
 #include "core/units.h"
@@ -13,6 +12,26 @@ namespace gdn::program {
 struct AllocatorOptions {
   bool expandable_segments = false; // PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
   Bytes capacity = 0;               // bytes that the device can give; 0: without limit
+};
+
+// The free blocks of a pool by size, then address. Sorted pages: a rank of a large model has thousands of
+// equal free blocks (what its parameters were built in) beside the few that a step moves.
+class FreeBlocks {
+public:
+  struct Entry {
+    Bytes size = 0, address = 0;
+    int block = -1;
+    auto operator<=>(const Entry&) const = default;
+  };
+
+  void insert(const Entry& entry);
+  void erase(const Entry& entry); // which must be there
+  int take(Bytes size);           // the smallest of at least `size` (lowest address among equals), or -1
+  std::vector<Entry> all() const;
+
+private:
+  using Page = std::vector<Entry>; // never empty
+  std::vector<Page> pages_;
 };
 
 // Sizes are rounded to 512 bytes. Up to 1 MiB they come from the small pool, whose segments have 2 MiB;
@@ -46,14 +65,13 @@ private:
   };
   struct Pool {
     bool small = false;
-    std::set<std::tuple<Bytes, Bytes, int>> free = {}; // size, address, block
-    int expandable = -1;                               // first block of its address range
+    FreeBlocks free = {};
+    int expandable = -1; // first block of its address range
   };
 
   int new_block(Block block);
   void insert(Pool& pool, int block);
   void remove(Pool& pool, int block);
-  int take(Pool& pool, Bytes size);          // a free block, or -1
   int grow(Pool& pool, Bytes size);          // from the device, or -1 when it is full
   int map(Pool& pool, Bytes size);           // expandable: the end of the range grows
   int merge(Pool& pool, int block);          // with free neighbours

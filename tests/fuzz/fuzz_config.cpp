@@ -77,8 +77,8 @@ std::vector<std::string> hard_inputs() {
 
 std::vector<std::string> seeds() {
   std::vector<std::string> out;
-  for (const EmbeddedFile& f : embedded_models()) out.push_back(f.text);
-  for (const EmbeddedFile& f : embedded_hardware()) out.push_back(f.text);
+  for (const EmbeddedFile& f : embedded_models()) out.emplace_back(f.text);
+  for (const EmbeddedFile& f : embedded_hardware()) out.emplace_back(f.text);
   out.push_back(to_yaml(to_node(Run{})));
   for (int i = 0; i < 6; ++i) out.insert(out.end(), {kJson, kOlmoJson, kArguments}); // as often as the profiles
   return out;

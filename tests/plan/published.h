@@ -35,16 +35,18 @@ inline std::string source_file(const std::string& path) {
 // `file`: a name in profiles/measured without its ending.
 inline std::vector<PublishedRow> published_rows(const std::string& file) {
   const config::Profile measured = config::read_profile(source_file("profiles/measured/" + file + ".yaml"));
-  std::string run;
-  for (const auto& [key, value] : measured.identity)
+  std::string run, hardware;
+  for (const auto& [key, value] : measured.identity) {
     if (key == "run") run = source_file(value);
+    if (key == "hardware") hardware = value;
+  }
   const config::Profiles profiles;
   std::vector<PublishedRow> rows;
   for (const config::ProfileSet& set : measured.sets) {
     std::vector<config::Setting> settings;
     for (const std::string& text : set.settings) settings.push_back(config::parse_setting(text));
     PublishedRow row{set.modules, profiles.model(run, settings), {}, set};
-    row.hardware = profiles.hardware(row.profile.hardware);
+    row.hardware = profiles.hardware(hardware.empty() ? row.profile.hardware : hardware);
     rows.push_back(std::move(row));
   }
   return rows;

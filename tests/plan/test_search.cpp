@@ -34,6 +34,16 @@ struct Priced {
   Bytes peak, total;
 };
 
+// Where the layers do not divide by the pipeline: stages of L / n layers, the L % n in the middle with one more.
+std::vector<std::int64_t> uneven(std::int64_t layers, std::int64_t pp, std::int64_t vp) {
+  const bool tried = layers % pp != 0 && (vp & (vp - 1)) == 0 && pp * vp <= layers;
+  if (!tried) return {};
+  std::vector<std::int64_t> out;
+  const std::int64_t n = pp * vp, lighter = n - layers % n;
+  for (std::int64_t i = 0; i < n; ++i) out.push_back(layers / n + (i >= lighter / 2 && i < lighter / 2 + layers % n));
+  return out;
+}
+
 // Every layout and setting, priced one by one: sizes from plain loops, legality from the rules alone.
 std::vector<Priced> brute_force(const Space& s) {
   std::vector<Priced> out;
@@ -48,6 +58,7 @@ std::vector<Priced> brute_force(const Space& s) {
                 config::Run run = plan::Setting{}.applied_to(s.profile.run);
                 config::Parallel& p = run.parallel;
                 p.tp = tp, p.cp = cp, p.pp = pp, p.vp = vp, p.ep = ep, p.etp = etp;
+                p.layout = uneven(s.profile.model.layers(), pp, vp);
                 p.sequence_parallel = tp > 1;
                 run.micro_batch = mbs;
                 if (s.profile.model.moe.experts == 0 && ep * etp > 1) continue;
@@ -73,9 +84,10 @@ std::vector<std::pair<Seconds, Bytes>> front_of(std::vector<Priced> all, Bytes b
 } // namespace
 
 TEST_CASE("search finds the front that pricing every candidate finds, at any budget") {
-  struct Small { const char* stack; std::int64_t gpus, batch; };
-  for (const auto& [stack, gpus, batch] : {Small{"megatron", 4, 1}, Small{"megatron", 2, 2}, Small{"native", 2, 1}}) {
-    const Space s("tiny", gpus, batch, {{"stack", stack}});
+  struct Small { const char* stack; std::int64_t gpus, batch; const char* layers; };
+  for (const auto& [stack, gpus, batch, layers] : {Small{"megatron", 4, 1, "4"}, Small{"megatron", 2, 2, "4"}, Small{"native", 2, 1, "4"},
+                                                   Small{"megatron", 2, 4, "5"}}) { // 5 layers on 2 stages: uneven
+    const Space s("tiny", gpus, batch, {{"stack", stack}, {"num_hidden_layers", layers}});
     const std::vector<Priced> all = brute_force(s);
     REQUIRE(all.size() > 1000);
     std::vector<Bytes> totals;
@@ -83,6 +95,7 @@ TEST_CASE("search finds the front that pricing every candidate finds, at any bud
     std::sort(totals.begin(), totals.end());
     for (double share : {0.0, 0.1, 0.5, 1.0}) {
       CAPTURE(std::string(stack));
+      CAPTURE(std::string(layers));
       CAPTURE(share);
       const Bytes budget = totals[static_cast<size_t>(share * static_cast<double>(totals.size() - 1))];
       plan::SearchOptions options;
@@ -145,7 +158,7 @@ TEST_CASE("the result does not depend on who was faster, and flags name what was
       CHECK(a.front[i].estimate.step_seconds > a.front[i - 1].estimate.step_seconds);
     }
   }
-  const std::vector<std::string> flags = plan::megatron_parallel_flags(a.front.front().run);
+  const std::vector<std::string> flags = plan::megatron_parallel_flags(s.profile.model, a.front.front().run);
   auto value = [&](const char* flag) {
     auto it = std::find(flags.begin(), flags.end(), flag);
     return it == flags.end() ? std::string("1") : *(it + 1);
@@ -168,4 +181,22 @@ TEST_CASE("optimizer options multiply the layouts and can only help") {
   CHECK(more.counts.parallel_points == 4 * plain.counts.parallel_points);
   CHECK(more.front.back().estimate.peak_bytes < plain.front.back().estimate.peak_bytes);
   CHECK(more.front.front().estimate.step_seconds <= plain.front.front().estimate.step_seconds);
+}
+
+TEST_CASE("where the layers do not divide, the stages with the embedding and the loss are the lighter ones") {
+  const Space s("qwen3.5-35b-a3b", 16, 64);
+  bool found = false;
+  for (const config::Run& r : plan::parallel_points(s.profile.model, s.profile.run)) {
+    const config::Parallel& p = r.parallel;
+    CHECK(p.layout.empty() == (40 % (p.pp * p.vp) == 0));
+    if (p.pp != 16 || p.vp != 1) continue;
+    found = true;
+    CHECK(p.layout == std::vector<std::int64_t>{2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3, 2, 2, 2, 2});
+    const std::vector<std::string> flags = plan::megatron_parallel_flags(s.profile.model, r);
+    const auto at = std::find(flags.begin(), flags.end(), "--pipeline-model-parallel-layout");
+    REQUIRE(at != flags.end());
+    CHECK((at + 1)->starts_with("\"Et*2|t*2|"));
+    CHECK((at + 1)->ends_with("|t*2mL\"")); // the 35B's MTP layer lies on the last stage
+  }
+  CHECK(found);
 }

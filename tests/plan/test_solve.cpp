@@ -125,3 +125,24 @@ TEST_CASE("search solves for GPUs and the micro-batch over every layout") {
   REQUIRE(mbs.solution);
   CHECK(mbs.solution->value == c.profile.run.global_batch); // one data-parallel rank takes the whole batch
 }
+
+TEST_CASE("search solves for the sequence between two powers of two") {
+  const Case c("tiny", {{"gpus", "2"}});
+  auto fits = [&](std::int64_t seq, Bytes budget) {
+    config::Run r = c.profile.run;
+    r.seq = seq;
+    plan::SearchOptions o;
+    o.budget = budget;
+    return !plan::search(c.profile.model, r, c.hardware, o).front.empty();
+  };
+  const Bytes budget = c.solve(plan::Unknown::Budget, plan::Freedom::Search, kGiB).solution->value + 64 * kMiB;
+  const plan::Solved s = c.solve(plan::Unknown::Seq, plan::Freedom::Search, budget);
+  REQUIRE(s.solution);
+  const std::int64_t longest = s.solution->value;
+  std::int64_t power = 1024;
+  while (fits(2 * power, budget)) power *= 2;
+  CHECK(longest >= power);
+  CHECK(longest < 2 * power);
+  CHECK(fits(longest, budget));
+  CHECK(!fits(longest + std::max<std::int64_t>(1024, power / 16), budget)); // the step that it claims
+}

@@ -5,8 +5,10 @@
 
 #include <doctest/doctest.h>
 
+#include "config/embedded.h"
 #include "config/hardware_io.h"
 #include "config/model_io.h"
+#include "config/packed.h"
 #include "config/profiles.h"
 #include "config/run_io.h"
 #include "config/yaml.h"
@@ -112,7 +114,7 @@ TEST_CASE("every built-in profile reads, says its sources, and survives being wr
     INFO(l.name);
     Hardware h = builtin().hardware(l.name);
     CHECK(h.allocator_reserve == 0.04);
-    CHECK(h.reserve.size() == 5);
+    CHECK(h.reserve.size() == 6);
     CHECK(h.achieved_bandwidth <= h.bandwidth);
     CHECK(!h.efficiencies.empty());
     CHECK(!h.collectives.empty());
@@ -306,4 +308,32 @@ TEST_CASE("hardware files: what is wrong is said with its place") {
   CHECK(has(refused("pass: any", "pass: fwd"), "unknown value 'fwd'"));
   CHECK(has(refused("size: 512", "size: 320"), "a second efficiency for upstream grouped_gemm forward at the same size"));
   CHECK(has(refused("bf16:\n  value: 989 TFLOP/s\n  source:", "bf16:\n  value: 989 TFLOP/s\n  origin:"), "bf16: unknown key 'origin'"));
+}
+
+namespace {
+
+void check_equal(const Node& a, const Node& b) {
+  CAPTURE(a.where);
+  REQUIRE(a.kind == b.kind);
+  CHECK(a.text == b.text);
+  CHECK(a.quoted == b.quoted);
+  CHECK(a.where == b.where);
+  CHECK(a.path == b.path);
+  REQUIRE(a.items.size() == b.items.size());
+  REQUIRE(a.entries.size() == b.entries.size());
+  for (size_t i = 0; i < a.items.size(); ++i) check_equal(a.items[i], b.items[i]);
+  for (size_t i = 0; i < a.entries.size(); ++i) {
+    CHECK(a.entries[i].key == b.entries[i].key);
+    CHECK(a.entries[i].where == b.entries[i].where);
+    check_equal(a.entries[i].value, b.entries[i].value);
+  }
+}
+
+} // namespace
+
+TEST_CASE("what is built in as parsed is what its text says") {
+  for (const auto* files : {&embedded_models(), &embedded_hardware()})
+    for (const EmbeddedFile& f : *files) check_equal(unpack(f.packed, "a: b.yaml"), parse_yaml(f.text, "a: b.yaml"));
+  const Node odd = parse_yaml("{a: \"x: y\", b: [~, [], {}, \"\", 'é\n'], \"c d\": null}", "odd.yaml");
+  check_equal(unpack(pack(odd), "odd.yaml"), odd);
 }
