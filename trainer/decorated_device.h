@@ -11,6 +11,7 @@ public:
   const model::Provider& provider() const override { return inner_.provider(); }
   Bytes memory() const override { return inner_.memory(); }
   FlopsPerSecond peak() const override { return inner_.peak(); }
+  MemoryNow memory_now() override { return inner_.memory_now(); }
   std::byte* allocate(Bytes bytes, std::string_view what) override {
     ++allocations_;
     return inner_.allocate(bytes, what);
@@ -18,12 +19,15 @@ public:
   void deallocate(std::byte* data) override { inner_.deallocate(data); }
   void fill(std::byte* data, Bytes bytes, unsigned char value) override { inner_.fill(data, bytes, value); }
   bool holds(const std::byte* data, Bytes bytes, unsigned char value) override { return inner_.holds(data, bytes, value); }
+  kernels::Fingerprint fingerprint(const float* data, std::int64_t n) override { return inner_.fingerprint(data, n); }
   void to_device(std::byte* to, const void* from, Bytes bytes) override { inner_.to_device(to, from, bytes); }
   void to_host(void* to, const std::byte* from, Bytes bytes) override { inner_.to_host(to, from, bytes); }
   void synchronise() override { inner_.synchronise(); }
+  std::unique_ptr<World> connect(World& host) override { return inner_.connect(host); }
   void begin_step(const StepContext& context) override { inner_.begin_step(context); }
   void end_step(const StepContext& context) override { inner_.end_step(context); }
   void run(const OpCall& call) override { inner_.run(call); }
+  Seconds run_timed(const OpCall& call) override { return inner_.run_timed(call); }
   bool asynchronous() const override { return inner_.asynchronous(); }
   void fetch_host_table(const OpCall& call) override { inner_.fetch_host_table(call); }
   bool rule_keeps_n() const override { return inner_.rule_keeps_n(); }
@@ -34,6 +38,9 @@ public:
     inner_.adamw(a, gradient, master, m, v, n, live);
   }
   void convert(const float* from, View to) override { inner_.convert(from, to); }
+  bool fill_normal(float* to, std::int64_t n, double stddev, const reference::RandomStream& stream, std::int64_t first) override {
+    return inner_.fill_normal(to, n, stddev, stream, first);
+  }
 
 protected:
   Device& inner_;

@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "core/units.h"
+#include "kernels/common/fingerprint.h"
 #include "model/provider.h"
 #include "reference/random.h"
+#include "trainer/comm/communicator.h"
 #include "trainer/op_call.h"
 
 namespace gdn::trainer {
@@ -28,6 +30,12 @@ public:
   virtual const model::Provider& provider() const = 0; // what its ops need and cost
   virtual Bytes memory() const = 0;                // total, for `fits`
   virtual FlopsPerSecond peak() const { return 0; } // dense bf16, of the data sheet; 0: unknown
+  // The device's memory now. With nobody else there `used` is all that the process takes, its context and libraries
+  // included. 0: unknown.
+  struct MemoryNow {
+    Bytes used = 0, free = 0;
+  };
+  virtual MemoryNow memory_now() { return {}; }
 
   // Memory for the whole run. Throws Error{DoesNotFit} naming `what` and the bytes.
   virtual std::byte* allocate(Bytes bytes, std::string_view what) = 0;
@@ -37,9 +45,15 @@ public:
   virtual void fill(std::byte* data, Bytes bytes, unsigned char value) = 0;
   // Whether every byte is `value`.
   virtual bool holds(const std::byte* data, Bytes bytes, unsigned char value) = 0;
+  // Of n fp32 numbers, by their bits and places: equal where all bits are equal, on every device.
+  virtual kernels::Fingerprint fingerprint(const float* data, std::int64_t n) = 0;
   virtual void to_device(std::byte* to, const void* from, Bytes bytes) = 0;
   virtual void to_host(void* to, const std::byte* from, Bytes bytes) = 0;
   virtual void synchronise() = 0;
+
+  // The ranks of `host`, exchanging this device's memory; null: `host` itself does. All ranks together; `host` and the
+  // device outlive it. Throws Error{NoDevice} when ranks cannot have a device each.
+  virtual std::unique_ptr<World> connect(World&) { return nullptr; }
 
   // Around the ops of a step. A device may bring the step's data over before it (and allocate for it), and leave
   // what it collected in context.totals behind it.

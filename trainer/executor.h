@@ -61,6 +61,7 @@ public:
   // nothing is held any more.
   void run(const StepContext& context, const Observer& observer = {});
 
+  void set_checks(Checks checks) { checks_ = checks; } // between steps
   const program::Program& program() const { return program_; }
   Bytes arena_bytes() const { return arena_.bytes(); }
   // The arena a script needs, bytes.

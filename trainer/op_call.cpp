@@ -82,6 +82,14 @@ View OpCall::view_of(const Operand& o) const {
 }
 
 View OpCall::d_out(size_t i) const {
+  const View v = d_out_if_any(i);
+  if (!v)
+    throw Error(ErrorCode::Internal, fmt::format("op list '{}', {}: nothing gives 'd:{}', which the step reads", list_.name, name(),
+                                                 list_.tensor(op_.outputs[i]).name));
+  return v;
+}
+
+View OpCall::d_out_if_any(size_t i) const {
   const TensorId t = op_.outputs.at(i);
   const auto& reads = backward_step().grad_reads;
   if (std::find(reads.begin(), reads.end(), t) == reads.end()) undeclared("the gradient of '" + list_.tensor(t).name + "'");

@@ -100,8 +100,10 @@ public:
   // Forward tensors: input i, output i (written in forward, read in backward).
   View in(size_t i) const { return forward(op_.inputs.at(i)); }
   View out(size_t i) const { return forward(op_.outputs.at(i)); }
-  // d:output i to be read; absent when nothing downstream contributed.
+  // d:output i to be read. Throws Error{Internal} naming it when nothing downstream contributed; `if_any`: for steps
+  // that do without, absent then.
   View d_out(size_t i) const;
+  View d_out_if_any(size_t i) const;
   // d:input i to be written; absent when nobody needs it.
   GradView d_in(size_t i) const;
 

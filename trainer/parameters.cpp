@@ -181,6 +181,8 @@ std::vector<float> Parameters::gradient(std::string_view name) {
   return gather(s, s.gradient + s.owned_first);
 }
 
+kernels::Fingerprint Parameters::gradient_fingerprint(const ParameterSlot& s) { return device_.fingerprint(s.gradient, s.elements); }
+
 void Parameters::set_weights(std::string_view name, std::span<const float> values) { set_weights(at(name), values); }
 
 void Parameters::set_weights(const ParameterSlot& s, std::span<const float> values) {
@@ -221,11 +223,18 @@ void Parameters::initialise(ParameterSlot& slot, std::uint64_t seed) {
   // Standard deviation 0.02, over sqrt(2 L) for projections back to the residual stream (Megatron-LM).
   const double stddev = 0.02, scaled = stddev / std::sqrt(2.0 * static_cast<double>(std::max<std::int64_t>(1, model_.layers())));
   const std::vector<HeldStretch> stretches = held_stretches(p, run_.parallel, ranks_.place());
-  if ((p.init == model::Init::Normal || p.init == model::Init::ScaledNormal) && slot.owned == slot.elements && slot.dtype != DType::FP32) {
-    auto drawn = [&](const HeldStretch& held) { // by the device, if it can
-      return device_.fill_normal(slot.master + held.local, held.count, p.init == model::Init::Normal ? stddev : scaled, stream, held.global);
+  if ((p.init == model::Init::Normal || p.init == model::Init::ScaledNormal) && slot.dtype != DType::FP32) {
+    // By the device, if it can; where masters of other elements lie elsewhere, in the gradient's memory.
+    float* const whole = slot.owned == slot.elements ? slot.master : slot.gradient;
+    auto drawn = [&](const HeldStretch& held) {
+      return device_.fill_normal(whole + held.local, held.count, p.init == model::Init::Normal ? stddev : scaled, stream, held.global);
     };
-    if (std::all_of(stretches.begin(), stretches.end(), drawn)) return device_.convert(slot.master, slot.value());
+    if (std::all_of(stretches.begin(), stretches.end(), drawn)) {
+      device_.convert(whole, slot.value());
+      if (whole == slot.master) return;
+      if (slot.owned > 0) device_.convert(whole + slot.owned_first, {reinterpret_cast<std::byte*>(slot.master), DType::FP32, 1, slot.owned, slot.owned});
+      return device_.fill(reinterpret_cast<std::byte*>(slot.gradient), slot.elements * 4, 0);
+    }
   }
   std::vector<float> w(static_cast<size_t>(slot.elements));
   for (const HeldStretch& held : stretches) {

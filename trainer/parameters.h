@@ -74,6 +74,8 @@ public:
   // (the ranks that hold the parameter).
   std::vector<float> weights(std::string_view name);
   std::vector<float> gradient(std::string_view name);
+  // Of this rank's gradient, without moving it.
+  kernels::Fingerprint gradient_fingerprint(const ParameterSlot& slot);
   // Sets the master and the live copy, from this rank's part. Throws Error{Config} unless the sizes agree.
   void set_weights(std::string_view name, std::span<const float> values);
 

@@ -47,10 +47,10 @@ Session::Session(config::Model model, config::Run run, Device& device, Bytes bud
       alone_(ranks ? nullptr : rank_alone(run_.parallel)), ranks_(ranks ? ranks : alone_.get()),
       workload_(std::make_unique<plan::Workload>(model_, run_, laid_out_for ? *laid_out_for : device.provider())) {
   const bool attends = std::find(model_.mixers.begin(), model_.mixers.end(), config::LayerKind::Attention) != model_.mixers.end();
-  if (attends && run_.parallel.tp > model_.attention.kv_heads)
-    throw Error(ErrorCode::Config, fmt::format("tensor_model_parallel_size: {} ranks share {} key-value heads, which is not executed", run_.parallel.tp,
-                                               model_.attention.kv_heads),
-                "gdnplan prices it; here tp divides num_key_value_heads");
+  if (attends && run_.parallel.tp > 1 && model_.attention.whole_vector_qk_norm)
+    throw Error(ErrorCode::Config, fmt::format("tensor_model_parallel_size: {} ranks hold the heads under one norm (qk_layernorm_whole_vector), which is not executed",
+                                               run_.parallel.tp),
+                "gdnplan prices it; here such a model runs with tp 1");
   const Bytes state = Parameters::bytes_of(model::static_state(model_, run_, ranks_->place().pp)).total();
   if (state > budget_)
     throw Error(ErrorCode::DoesNotFit,
@@ -70,8 +70,14 @@ void Session::use(const plan::Setting& setting, std::optional<Checks> chosen) {
   const program::Layout layout = program::lay_out(*program_, options);
   if (parameters_->bytes().total() + layout.extent > budget_)
     throw Error(ErrorCode::DoesNotFit, does_not_fit(*workload_, setting, predict(*workload_, setting, *program_, stage), budget_, stage));
-  executor_ = std::make_unique<Executor>(*program_, script(*program_, layout, run_.parallel, stage, micro_batches), device_,
-                                         *parameters_, ledger_, checks, &workload_->provider() != &device_.provider());
+  try {
+    executor_ = std::make_unique<Executor>(*program_, script(*program_, layout, run_.parallel, stage, micro_batches), device_,
+                                           *parameters_, ledger_, checks, &workload_->provider() != &device_.provider());
+  } catch (const Error& e) { // less is free than may be used: somebody else is on the device
+    if (e.code() != ErrorCode::DoesNotFit || device_.memory_now().free == 0) throw;
+    const Bytes there = parameters_->bytes().total() + device_.memory_now().free;
+    throw Error(ErrorCode::DoesNotFit, fmt::format("{}; {}", e.what(), does_not_fit(*workload_, setting, predict(*workload_, setting, *program_, stage), there, stage)));
+  }
 }
 
 namespace {
@@ -116,6 +122,7 @@ StepResult Session::run(const std::vector<Batch>& batches, std::uint64_t step, s
 
   parameters_->zero_gradients();
   ledger_.reset_peak();
+  device_.synchronise(); // gradients are zero, and no time of the step
   const auto start = std::chrono::steady_clock::now();
   executor_->run(context, observer);
   parameters_->reduce_gradients();

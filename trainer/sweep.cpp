@@ -1,18 +1,17 @@
 #include "trainer/sweep.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "config/yaml.h"
 #include "core/error.h"
+#include "kernels/describe/own.h"
 #include "plan/plan.h"
-#include "reference/random.h"
-#include "trainer/atomic_file.h"
-#include "trainer/mapped_file.h"
-#include "trainer/memory_report.h"
-#include "trainer/telemetry.h"
+#include "trainer/cpu/device.h"
+#include "trainer/sweep_file.h"
 
 namespace gdn::trainer {
 
@@ -31,16 +30,68 @@ std::string signature(const program::Program& program) {
   return s;
 }
 
-double rank_agreement(const std::vector<double>& predicted, const std::vector<double>& measured) {
-  std::int64_t pairs = 0, alike = 0;
+// ------------------------------------------------------------------------------------ agreement ----
+
+namespace {
+
+struct Pairs {
+  std::int64_t count = 0, ordered = 0;
+};
+Pairs pairs_of(const std::vector<double>& predicted, const std::vector<double>& measured, double apart) {
+  Pairs p;
   for (size_t i = 0; i < predicted.size(); ++i)
     for (size_t j = 0; j < i; ++j) {
       if (predicted[i] == predicted[j]) continue;
-      ++pairs;
-      alike += (predicted[i] < predicted[j]) == (measured[i] < measured[j]) && measured[i] != measured[j];
+      if (apart > 0 && std::abs(measured[i] - measured[j]) <= apart * std::min(measured[i], measured[j])) continue;
+      ++p.count;
+      p.ordered += (predicted[i] < predicted[j]) == (measured[i] < measured[j]) && measured[i] != measured[j];
     }
-  return pairs == 0 ? 1 : static_cast<double>(alike) / static_cast<double>(pairs);
+  return p;
 }
+
+} // namespace
+
+double rank_agreement(const std::vector<double>& predicted, const std::vector<double>& measured, double apart) {
+  const Pairs p = pairs_of(predicted, measured, apart);
+  return p.count == 0 ? 1 : static_cast<double>(p.ordered) / static_cast<double>(p.count);
+}
+
+SweepAgreement agreement_of(const std::vector<SweepRow>& rows) {
+  SweepAgreement a;
+  std::vector<double> predicted, measured;
+  auto keep_worst = [](double& worst, double off) {
+    if (std::abs(off) > std::abs(worst)) worst = off;
+  };
+  for (const SweepRow& r : rows) {
+    if (!r.same_as.empty()) continue;
+    ++a.settings;
+    a.exact_peaks += r.measured_peak == r.predicted_peak;
+    a.identical += r.identical;
+    if (r.measured_process > 0 && r.predicted_process > 0) {
+      const double off = static_cast<double>(r.predicted_process) / static_cast<double>(r.measured_process) - 1;
+      ++a.processes;
+      a.processes_within += std::abs(off) <= 0.01;
+      a.process_mean += std::abs(off);
+      keep_worst(a.process_worst, off);
+    }
+    const double off = r.predicted_seconds / r.median_seconds - 1;
+    a.time_mean += std::abs(off);
+    a.time_bias += off;
+    keep_worst(a.time_worst, off);
+    predicted.push_back(r.predicted_seconds);
+    measured.push_back(r.median_seconds);
+  }
+  const auto n = static_cast<double>(std::max<std::int64_t>(1, a.settings));
+  a.time_mean /= n;
+  a.time_bias /= n;
+  a.process_mean /= static_cast<double>(std::max<std::int64_t>(1, a.processes));
+  const Pairs p = pairs_of(predicted, measured, SweepAgreement::kApart);
+  a.pairs = p.count;
+  a.ordered = p.ordered;
+  return a;
+}
+
+// ------------------------------------------------------------------------------------ the sweep ----
 
 namespace {
 
@@ -53,65 +104,76 @@ std::string op_key(const program::Program& program, int unit, int op) {
   return grouped ? name.substr(name.find('.') + 1) : name;
 }
 
-// Whatever decides the figures of a sweep, except what is recomputed.
-std::string fingerprint(const Setup& setup) {
-  Setup plain = setup;
-  plain.profile.run = plan::Setting{}.applied_to(plain.profile.run);
-  plain.train.steps = 1;
-  const std::string text = resolved_yaml(plain);
-  return fmt::format("{:016x}", reference::stream_id(text.data(), text.size()));
+kernels::Fingerprint fingerprint_of(double x) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &x, sizeof bits);
+  return {bits, bits};
 }
 
-// Bits of the loss and of every gradient.
-std::uint64_t results_of(const StepResult& r, Parameters& parameters) {
-  std::uint64_t hash = reference::stream_id(reinterpret_cast<const char*>(&r.loss), sizeof(r.loss));
-  for (const ParameterSlot& slot : parameters.slots()) {
-    const std::vector<float> gradient = parameters.gradient(slot.name());
-    hash = hash * 0x100000001b3 ^ reference::stream_id(reinterpret_cast<const char*>(gradient.data()), gradient.size() * sizeof(float));
-  }
-  return hash;
+// Few modules first, full recompute last: what a sweep that is stopped has measured.
+std::vector<plan::Setting> in_order(std::vector<plan::Setting> settings) {
+  std::stable_sort(settings.begin(), settings.end(), [](const plan::Setting& a, const plan::Setting& b) {
+    const bool full_a = a.granularity == config::Granularity::Full, full_b = b.granularity == config::Granularity::Full;
+    return full_a != full_b ? full_b : a.modules.size() < b.modules.size();
+  });
+  return settings;
 }
 
-// A hash as two numbers that a profile holds exactly, and back.
-std::uint64_t joined(double high, double low) { return (static_cast<std::uint64_t>(high) << 32) | static_cast<std::uint64_t>(low); }
+void predict_memory(SweepRow& row, plan::Workload& workload, const plan::Setting& setting, const program::Program& program, const TimePrediction& by) {
+  const Prediction p = predict(workload, setting, program);
+  row.predicted_peak = p.peak_bytes;
+  row.predicted_process = by.outside() > 0 ? p.total_bytes() + by.outside() : 0;
+}
 
 } // namespace
 
 Sweep::Sweep(Session& session, const Setup& setup, const Tokens& tokens, SweepOptions options)
-    : session_(session), setup_(setup), tokens_(tokens), options_(options) {
+    : session_(session), setup_(setup), tokens_(tokens), options_(std::move(options)), time_(setup, session.device()) {
   session_.parameters().initialise(setup.train.seed);
 }
 
-// Without recompute: the times of single ops as well.
+// One run with poisoned memory and guard bands, then the timed ones without; all must give the same bits.
 void Sweep::measure(SweepRow& row, const plan::Setting& setting, bool baseline) {
-  session_.use(setting);
+  session_.use(setting, Checks{.poison = true});
   const std::vector<Batch> batches = step_batches(tokens_, session_.run_settings(), 0);
   std::vector<double> seconds;
-  std::map<std::string, std::vector<double>> ops;
   for (std::int64_t i = 0; i <= options_.repeats; ++i) {
-    const bool warm_up = i == 0;
-    Observer observe;
-    if (baseline && !warm_up)
-      observe.ran = [&](size_t index, const OpCall& call, Seconds s) {
-        const auto& run = session_.program().runs()[index];
-        if (call.step() < 0) ops[op_key(session_.program(), run.unit, call.op_index())].push_back(s);
-      };
-    const StepResult r = session_.run(batches, 0, setup_.train.seed, observe);
-    if (!warm_up) seconds.push_back(r.seconds);
+    const StepResult r = session_.run(batches, 0, setup_.train.seed);
+    if (i > 0) seconds.push_back(r.seconds);
     row.measured_peak = r.peak.bytes;
     row.at_peak = r.peak.by;
-    row.results = results_of(r, session_.parameters());
-    if (baseline && warm_up) baseline_results_ = row.results;
-    row.identical = row.identical && row.results == baseline_results_;
+    note_results(row, r.loss, baseline && i == 0);
+    session_.executor().set_checks({.poison = false});
   }
   row.arena = session_.arena_bytes();
+  row.measured_process = session_.device().memory_now().used;
   std::sort(seconds.begin(), seconds.end());
   row.measured_seconds = seconds.front(); // the least disturbed run
-  row.median_seconds = seconds[seconds.size() / 2];
+  row.median_seconds = seconds[(seconds.size() - 1) / 2];
   row.slowest_seconds = seconds.back();
   if (!baseline) return;
   baseline_seconds_ = row.measured_seconds;
-  for (auto& [op, times] : ops) forward_seconds_[op] = *std::min_element(times.begin(), times.end());
+  Observer observe; // times op by op, which makes a device wait: runs of their own
+  observe.ran = [&](size_t index, const OpCall& call, Seconds s) {
+    if (call.step() >= 0) return;
+    const auto [best, fresh] = forward_seconds_.try_emplace(op_key(session_.program(), session_.program().runs()[index].unit, call.op_index()), s);
+    if (!fresh) best->second = std::min(best->second, s);
+  };
+  for (std::int64_t i = 0; i < options_.repeats; ++i) session_.run(batches, 0, setup_.train.seed, observe);
+}
+
+void Sweep::note_results(SweepRow& row, double loss, bool baseline) {
+  std::vector<kernels::Fingerprint> results{fingerprint_of(loss)};
+  for (const ParameterSlot& slot : session_.parameters().slots()) results.push_back(session_.parameters().gradient_fingerprint(slot));
+  if (baseline) baseline_results_ = results;
+  row.results = {};
+  for (size_t i = 0; i < results.size(); ++i) {
+    const std::uint64_t parts[] = {results[i].low, results[i].high};
+    for (size_t p = 0; p < 4; ++p) row.results.add(static_cast<std::uint32_t>(parts[p / 2] >> (p % 2 * 32)), 4 * i + p);
+    if (results[i] == baseline_results_[i]) continue;
+    if (row.identical) row.differs = i == 0 ? "the loss" : session_.parameters().slots()[i - 1].name();
+    row.identical = false;
+  }
 }
 
 Seconds Sweep::replay_seconds(const program::Program& program) const {
@@ -124,11 +186,18 @@ Seconds Sweep::replay_seconds(const program::Program& program) const {
   return sum;
 }
 
+config::Profile Sweep::identity() const {
+  config::Profile p = profile_identity(setup_, session_.device(), session_.workload().provider(), options_.command);
+  if (!options_.versions.empty()) p.identity.push_back({"versions", options_.versions});
+  p.identity.push_back({"fingerprint", sweep_fingerprint(setup_)});
+  return p;
+}
+
 std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::function<void(const SweepRow&, size_t, size_t)>& tell,
                                  const std::function<bool()>& stop) {
-  const config::Profile before = read(file);
+  const config::Profile before = earlier_sweep(file, setup_), head = identity();
   bool first = before.sets.empty();
-  const std::vector<plan::Setting> settings = plan::legal_settings(session_.workload(), options_.hypothetical);
+  const std::vector<plan::Setting> settings = in_order(plan::legal_settings(session_.workload(), options_.hypothetical));
   const int micro_batches = static_cast<int>(session_.run_settings().micro_batches());
   std::map<std::string, size_t> seen; // signature -> row that ran
   std::vector<SweepRow> rows;
@@ -136,100 +205,86 @@ std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::f
   measure(baseline, {}, true);
   for (size_t i = 0; i < settings.size() && !stop(); ++i) {
     const plan::Setting& setting = settings[i];
-    SweepRow row;
-    row.setting = setting.text();
     const program::Program program = step_program(session_.workload(), setting, micro_batches);
     const auto [same, fresh] = seen.try_emplace(signature(program), rows.size());
+    SweepRow row;
     if (!fresh) {
       row = rows[same->second];
       row.same_as = row.setting;
-      row.setting = setting.text();
-    } else if (const config::ProfileSet* old = before.find(row.setting)) {
-      auto value = [&](const char* key) { return old->find(key) ? old->find(key)->value : 0; };
-      row.measured_peak = static_cast<Bytes>(value("memory.allocated_bytes"));
-      row.arena = static_cast<Bytes>(value("memory.arena_bytes"));
-      for (int c = 0; c < kCategoryCount; ++c)
-        row.at_peak.by[static_cast<size_t>(c)] = static_cast<Bytes>(value(fmt::format("categories.{}", name_of(static_cast<Category>(c))).c_str()));
-      row.measured_seconds = value("time.forward_backward_seconds");
-      row.median_seconds = value("time.forward_backward_seconds_median");
-      row.slowest_seconds = value("time.forward_backward_seconds_slowest");
-      row.results = joined(value("train.results_high"), value("train.results_low"));
-      row.identical = row.results == baseline_results_;
-      row.resumed = true;
+    } else if (const config::ProfileSet* old = before.find(setting.text())) {
+      row = from_set(*old);
+      const SweepRow now = from_set(to_set(baseline)); // a file holds a part of the bits
+      row.identical = row.results == now.results;
     } else if (setting.text() == plan::Setting{}.text()) {
       row = baseline;
-      row.setting = setting.text();
     } else {
-      measure(row, setting, false);
+      try {
+        measure(row, setting, false);
+      } catch (const Error& e) {
+        if (e.code() != ErrorCode::DoesNotFit) throw;
+        seen.erase(same);
+        too_large_.push_back(setting.text());
+        continue;
+      }
     }
+    row.setting = setting.text();
     if (fresh) {
-      row.predicted_peak = predict(session_.workload(), setting, program).peak_bytes;
-      row.predicted_seconds = baseline_seconds_ + replay_seconds(program);
+      predict_memory(row, session_.workload(), setting, program, time_);
+      const std::optional<PredictedTime> planned = time_.of(setting);
+      row.planned = planned.has_value();
+      row.predicted_seconds = planned ? planned->forward_backward : baseline_seconds_ + replay_seconds(program);
     }
     rows.push_back(row);
-    if (!before.find(row.setting)) append(file, row, std::exchange(first, false));
+    if (!before.find(row.setting)) append_to_sweep(file, head, row, std::exchange(first, false));
     tell(row, i + 1, settings.size());
   }
   return rows;
 }
 
-// What an earlier sweep has left; empty if there is none.
-config::Profile Sweep::read(const std::filesystem::path& file) const {
-  if (!std::filesystem::exists(file)) return {};
-  const MappedFile mapped(file);
-  const std::string text(mapped.content());
-  const std::string mark = "\nsets:\n", last_row = "predicted.time.forward_backward_seconds";
-  config::Profile before;
-  try { // setting by setting, as they were written: the whole may be larger than any configuration
-    const size_t sets = text.find(mark);
-    if (sets == std::string::npos) throw Error(ErrorCode::Config, "it has no sets");
-    const size_t first = sets + mark.size();
-    const std::string head = text.substr(0, first), item = "\n" + text.substr(first, text.find("modules:", first) - first) + "modules:";
-    for (size_t at = first; at < text.size();) {
-      const size_t next = std::min(text.find(item, at), text.size());
-      config::Profile one = config::read_profile(config::parse_yaml(head + text.substr(at, next - at) + "\n", file.string()));
-      if (one.sets.size() != 1 || !one.sets.front().find(last_row) || text.back() != '\n')
-        throw Error(ErrorCode::Config, fmt::format("'{}' is not complete", one.sets.empty() ? "" : one.sets.front().modules));
-      before.identity = one.identity;
-      before.sets.push_back(std::move(one.sets.front()));
-      at = next + 1;
+// ------------------------------------------------------------------------------- predicted again ----
+
+namespace {
+
+const model::Provider& provider_named(const std::string& name) {
+  for (const model::Provider* p : {&kernels::own_provider(), &cpu_provider(), &model::upstream_provider()})
+    if (p->name() == name) return *p;
+  throw Error(ErrorCode::Config, fmt::format("provider '{}' of a measured file is not known: own, cpu or upstream", name));
+}
+
+} // namespace
+
+std::vector<SweepRow> predict_again(const Setup& setup, const config::Profile& measured) {
+  auto identity = [&](std::string_view key) -> std::string {
+    for (const auto& [k, v] : measured.identity)
+      if (k == key) return v;
+    return {};
+  };
+  for (const auto& [key, mine] : {std::pair<const char*, std::string>{"model", setup.profile.model.name}, {"stack", setup.profile.run.stack}})
+    if (identity(key) != mine)
+      throw Error(ErrorCode::Config, fmt::format("the measured sweep is of {} '{}', the configuration of '{}'", key, identity(key), mine));
+  const model::Provider& provider = provider_named(identity("provider"));
+  plan::Workload workload(setup.profile.model, setup.profile.run, provider);
+  TimePrediction time(setup, identity("device"), provider);
+  std::map<std::string, plan::Setting> legal;
+  for (plan::Setting& s : plan::legal_settings(workload, true)) legal.emplace(s.text(), std::move(s));
+  std::map<std::string, std::string> seen; // signature -> setting
+  std::vector<SweepRow> rows;
+  for (const config::ProfileSet& set : measured.sets) {
+    const auto setting = legal.find(set.modules);
+    if (setting == legal.end()) throw Error(ErrorCode::Config, fmt::format("the measured setting '{}' is not a legal one of this configuration", set.modules));
+    SweepRow row = from_set(set);
+    if (row.median_seconds <= 0) throw Error(ErrorCode::Config, fmt::format("'{}' has no row time.forward_backward_seconds_median: not the file of a sweep", set.modules));
+    const program::Program program = step_program(workload, setting->second, static_cast<int>(setup.profile.run.micro_batches()));
+    const auto [same, fresh] = seen.try_emplace(signature(program), row.setting);
+    if (!fresh) row.same_as = same->second;
+    predict_memory(row, workload, setting->second, program, time);
+    if (const std::optional<PredictedTime> planned = time.of(setting->second)) {
+      row.planned = true;
+      row.predicted_seconds = planned->forward_backward;
     }
-  } catch (const Error& e) {
-    throw Error(ErrorCode::Config, fmt::format("{}: no whole sweep can be read from it, so none is resumed ({})", file.string(), e.what()),
-                "the file was cut short or edited: remove it, or choose another folder with -o");
+    rows.push_back(std::move(row));
   }
-  const auto mine = std::pair<std::string, std::string>("fingerprint", fingerprint(setup_));
-  if (std::find(before.identity.begin(), before.identity.end(), mine) == before.identity.end())
-    throw Error(ErrorCode::Config, fmt::format("{}: this sweep belongs to another configuration", file.string()),
-                "remove it, or choose another folder with -o");
-  return before;
-}
-
-// The first setting with the head of the file, later ones at its end: a list's items follow one another.
-void Sweep::append(const std::filesystem::path& file, const SweepRow& row, bool first) const {
-  const std::string text = config::to_yaml(to_profile(row));
-  if (first) return write_atomically(file, text);
-  const std::string head = "\nsets:\n";
-  LineLog(file, true).write(text.substr(text.find(head) + head.size(), text.find_last_not_of('\n') + 1 - text.find(head) - head.size()));
-}
-
-config::Profile Sweep::to_profile(const SweepRow& r) const {
-  config::Profile p = profile_identity(setup_, session_.device(), session_.workload().provider(), "sweep");
-  p.identity.push_back({"fingerprint", fingerprint(setup_)});
-  config::ProfileSet set{r.setting, {}};
-  add_memory_rows(set, r.at_peak, r.arena);
-  auto add = [&](const char* key, double value, const char* unit, const char* source) { set.rows.push_back({key, value, unit, source}); };
-  add("time.forward_backward_seconds", r.measured_seconds, "seconds", "measured: the fastest run");
-  add("time.forward_backward_seconds_median", r.median_seconds, "seconds", "measured");
-  add("time.forward_backward_seconds_slowest", r.slowest_seconds, "seconds", "measured");
-  add("train.identical", r.identical ? 1.0 : 0.0, "1 or 0", "measured: loss and every gradient, bit by bit, against no recompute");
-  add("train.results_high", static_cast<double>(r.results >> 32), "bits", "measured: hash of loss and gradients");
-  add("train.results_low", static_cast<double>(r.results & 0xffffffff), "bits", "measured: hash of loss and gradients");
-  add("predicted.memory.allocated_bytes", static_cast<double>(r.predicted_peak), "bytes", "predicted");
-  add("predicted.time.forward_backward_seconds", r.predicted_seconds, "seconds",
-      "predicted: measured without recompute, plus replayed ops at their forward time");
-  p.sets.push_back(std::move(set));
-  return p;
+  return rows;
 }
 
 } // namespace gdn::trainer

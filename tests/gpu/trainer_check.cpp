@@ -1,6 +1,7 @@
-// The cuda device under the executor: every op and backward step of both stacks against the same in double, poisoned
-// buffers and guard bands, repeated runs and every module set bit by bit. Ends with 77 (SKIP) without a device.
-//   trainer_check [ops|bits] [name of a case]
+// The cuda device under the executor: its memory functions; every op and backward step of both stacks against the same in
+// double, poisoned buffers and guard bands; repeated runs and every module set bit by bit; every way to normalise q and k
+// through whole layers. Ends with 77 (SKIP) without a device.
+//   trainer_check [memory|ops|bits|layers] [name of a case]
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -177,6 +178,105 @@ void check_bits(const Case& c, CudaDevice& device) {
   failures += different > 0;
 }
 
+// The device's fingerprint is the CPU's, and its look at memory finds one byte anywhere.
+void check_memory(CudaDevice& device) {
+  const reference::RandomStream random{.seed = 5};
+  CpuDevice cpu;
+  size_t wrong = 0;
+  for (const std::int64_t n : {std::int64_t{1}, std::int64_t{33}, std::int64_t{255}, std::int64_t{1'000'003}, std::int64_t{50'000'000}}) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(n, 1'000'003); ++i) x[static_cast<size_t>(i)] = static_cast<float>(random.normal(static_cast<std::uint64_t>(i)));
+    const DeviceMemory memory(device, n * 4, "a test");
+    const auto* data = reinterpret_cast<const float*>(memory.data());
+    device.to_device(memory.data(), x.data(), n * 4);
+    const kernels::Fingerprint whole = cpu.fingerprint(x.data(), n);
+    wrong += device.fingerprint(data, n) != whole;
+    x.back() = std::nextafter(x.back(), 1e30f);
+    device.to_device(memory.data(), x.data(), n * 4);
+    wrong += device.fingerprint(data, n) == whole;
+    for (const std::int64_t at : {std::int64_t{-1}, std::int64_t{0}, n * 2, n * 4 - 1}) { // one byte other than the rest; -1: none
+      device.fill(memory.data(), n * 4, 0xa5);
+      if (at >= 0) device.fill(memory.data() + at, 1, 0xa4);
+      wrong += device.holds(memory.data(), n * 4, 0xa5) != (at < 0);
+    }
+  }
+  std::printf("%-70s %zu wrong\n", "fingerprints and poison", wrong);
+  failures += wrong > 0;
+}
+
+// Loss, what enters and leaves the layer, and every gradient of one step. Tokens differ, so the rows of the embedding's
+// gradient are those of the layer's input.
+struct LayerResults {
+  std::vector<std::pair<std::string, std::vector<float>>> tensors;
+};
+LayerResults layer_results(const config::Model& m, config::Run run, DType dtype, Device& device) {
+  run.dtype = dtype;
+  Session session(m, run, device);
+  session.parameters().initialise(3);
+  for (const ParameterSlot& slot : session.parameters().slots()) { // the same weights in every dtype: what bf16 holds
+    std::vector<float> w = session.parameters().weights(slot.name());
+    for (float& x : w) x = static_cast<float>(reference::round_to_bf16(static_cast<double>(x)));
+    session.parameters().set_weights(slot.name(), w);
+  }
+  session.use({});
+  Batch batch = fixture::batches(m, run).front();
+  for (size_t i = 0; i < batch.ids.size(); ++i) batch.ids[i] = static_cast<std::int64_t>(i);
+  Trace trace = run_traced(session, batch);
+  LayerResults r;
+  r.tensors.push_back({"output", std::move(trace.hidden.back())});
+  for (const ParameterSlot& slot : session.parameters().slots()) r.tensors.push_back({"d:" + slot.name(), session.parameters().gradient(slot.name())});
+  return r;
+}
+
+double off_by(const std::vector<float>& x, const std::vector<float>& exact) {
+  double off = 0, norm = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    off += std::pow(static_cast<double>(x[i]) - static_cast<double>(exact[i]), 2);
+    norm += std::pow(static_cast<double>(exact[i]), 2);
+  }
+  return off == 0 ? 0 : std::sqrt(off / norm);
+}
+
+// A whole GDN layer in bf16: at most twice as far from fp32 arithmetic as the CPU's bf16 is, tensor by tensor.
+void check_layers(CudaDevice& device) {
+  struct Route {
+    const char *name, *stack;
+    LayerKind mixer;
+    config::L2Norm norm;
+  };
+  const Route routes[] = {{"gdn, megatron, L2 norm by the caller", "megatron", LayerKind::Gdn, config::L2Norm::Caller},
+                          {"gdn, megatron, L2 norm in the kernel", "megatron", LayerKind::Gdn, config::L2Norm::Kernel},
+                          {"gdn, native", "native", LayerKind::Gdn, config::L2Norm::Caller},
+                          {"gdn2, megatron", "megatron", LayerKind::Gdn2, config::L2Norm::Caller},
+                          {"gdn2, native", "native", LayerKind::Gdn2, config::L2Norm::Caller}};
+  for (const Route& route : routes)
+    for (const std::int64_t dim : {64, 128}) {
+      config::Model m = fixture::model({route.mixer}, {MlpKind::Dense});
+      m.hidden = 128;
+      m.vocab = 512;
+      m.gdn.key_head_dim = m.gdn.value_head_dim = dim;
+      config::Run r = fixture::run();
+      r.stack = route.stack;
+      r.seq = 300;
+      if (route.norm == config::L2Norm::Kernel) r.revision = Revision::parse("main+gdn_qkv+l2norm_kernel");
+      r.l2norm = route.norm;
+      CpuDevice cpu;
+      const LayerResults exact = layer_results(m, r, DType::FP32, cpu), plain = layer_results(m, r, DType::BF16, cpu), got = layer_results(m, r, DType::BF16, device);
+      size_t wrong = 0;
+      double worst = 0;
+      for (size_t i = 0; i < exact.tensors.size(); ++i) {
+        const double allowed = 2 * std::max(off_by(plain.tensors[i].second, exact.tensors[i].second), 0x1p-9);
+        const double off = off_by(got.tensors[i].second, exact.tensors[i].second);
+        worst = std::max(worst, off / allowed);
+        if (off <= allowed) continue;
+        ++wrong;
+        std::printf("  WRONG %-40s off by %.1e, allowed %.1e\n", exact.tensors[i].first.c_str(), off, allowed);
+      }
+      std::printf("%-55s heads of %3d: %2zu tensors, %zu wrong, at most %.2f of the allowed error\n", route.name, static_cast<int>(dim), exact.tensors.size(), wrong, worst);
+      failures += wrong > 0;
+    }
+}
+
 } // namespace
 
 int main(int argc, char** argv) {
@@ -187,6 +287,12 @@ int main(int argc, char** argv) {
   }
   const std::string what = argc > 1 ? argv[1] : "all", only = argc > 2 ? argv[2] : "";
   CudaDevice device;
+  for (auto [name, check] : {std::pair<const char*, void (*)(CudaDevice&)>{"memory", check_memory}, {"layers", check_layers}})
+    if (only.empty() && (what == "all" || what == name)) {
+      std::printf("-- %s\n", name);
+      check(device);
+      std::fflush(stdout);
+    }
   using Check = void (*)(const Case&, CudaDevice&);
   for (auto [name, check] : {std::pair<const char*, Check>{"ops", check_ops}, {"bits", check_bits}}) {
     if (what != "all" && what != name) continue;

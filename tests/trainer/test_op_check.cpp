@@ -50,6 +50,26 @@ std::vector<OpError> checked(const char* stack, DType dtype, Device& device, Lay
   return check.results();
 }
 
+// A CPU device that leaves something else than the chunk's inverse in a rule's tensor A, and does without it.
+class KeepsOther final : public DecoratedDevice {
+public:
+  using DecoratedDevice::DecoratedDevice;
+  bool rule_keeps_n() const override { return true; }
+  void run(const OpCall& call) override {
+    const bool rule = call.op().kind == model::OpKind::Rule;
+    if (rule && call.step() >= 0) swap(call.out(2));
+    inner_.run(call);
+    if (rule) swap(call.out(2));
+  }
+
+private:
+  // Turns every value into its negative, and back.
+  static void swap(const View& v) {
+    for (std::int64_t r = 0; r < v.rows; ++r)
+      for (std::int64_t c = 0; c < v.cols; ++c) reinterpret_cast<float*>(v.data)[r * v.stride + c] *= -1;
+  }
+};
+
 } // namespace
 
 TEST_CASE("op check: the CPU's own ops agree with themselves in double, in both dtypes and stacks") {
@@ -82,6 +102,18 @@ TEST_CASE("op check: one wrong number in any op is found, and nowhere else") {
       CHECK(e.ok() == !mine);
     }
     CHECK(hits > 0);
+  }
+}
+
+TEST_CASE("op check: a rule whose tensor A is its own is judged against the exact inverse") {
+  for (const char* stack : {"native", "megatron"}) {
+    CpuDevice cpu;
+    KeepsOther device(cpu);
+    for (const OpError& e : checked(stack, DType::FP32, device)) {
+      CAPTURE(e.op);
+      CAPTURE(e.tensor);
+      CHECK(e.error <= e.allowed);
+    }
   }
 }
 

@@ -37,7 +37,7 @@ std::string_view refusal(const model::Op& op) {
   if (!kind.empty()) return kind;
   if (!cpu::functions_of(op.kind).forward) return "no function is registered for it";
   if (op.kind == model::OpKind::CoreAttention && !op.collectives.empty() && op.collectives[0].kind != model::CollectiveKind::AllGather)
-    return "attention over context-parallel ranks gathers keys and values: cp_comm_type all_gather";
+    return "attention over context-parallel ranks runs with cp_comm_type all_gather or a2a; rings are priced, not executed";
   if (const auto* a = std::get_if<model::GdnAttr>(&op.attr); a && a->deterministic)
     return "the plain-PyTorch form of deterministic mode is priced, not executed; every kernel here is deterministic";
   if (const auto* a = std::get_if<model::AttentionAttr>(&op.attr); a && !a->fused)
@@ -75,6 +75,16 @@ void CpuDevice::fill(std::byte* data, Bytes bytes, unsigned char value) { std::m
 
 bool CpuDevice::holds(const std::byte* data, Bytes bytes, unsigned char value) {
   return std::all_of(data, data + bytes, [&](std::byte b) { return b == std::byte{value}; });
+}
+
+kernels::Fingerprint CpuDevice::fingerprint(const float* data, std::int64_t n) {
+  kernels::Fingerprint sum;
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, data + i, sizeof word);
+    sum.add(word, static_cast<std::uint64_t>(i));
+  }
+  return sum;
 }
 
 void CpuDevice::to_device(std::byte* to, const void* from, Bytes bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); }

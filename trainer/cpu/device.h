@@ -16,6 +16,7 @@ public:
   void deallocate(std::byte* data) override;
   void fill(std::byte* data, Bytes bytes, unsigned char value) override;
   bool holds(const std::byte* data, Bytes bytes, unsigned char value) override;
+  kernels::Fingerprint fingerprint(const float* data, std::int64_t n) override;
   void to_device(std::byte* to, const void* from, Bytes bytes) override;
   void to_host(void* to, const std::byte* from, Bytes bytes) override;
   void synchronise() override {}

@@ -85,7 +85,7 @@ public:
 
   void backward() {
     for (size_t i = 0; i < d_.outputs.size(); ++i)
-      if (View d = c_.d_out(i)) {
+      if (View d = c_.d_out_if_any(i)) {
         gradient_[index(d_.outputs[i])] = d;
         written_[index(d_.outputs[i])] = 1;
       }

@@ -7,6 +7,7 @@
 #include "reference/mlp.h"
 #include "reference/norm.h"
 #include "reference/rule.h"
+#include "reference/rule_rounded.h"
 #include "trainer/cpu/context.h"
 #include "trainer/cpu/ops.h"
 #include "trainer/cpu/states.h"
@@ -156,55 +157,67 @@ Bytes rule_scratch(const model::OpList& list, const model::Op& op, int step) {
 }
 
 // inputs q, k, v, g, beta; outputs o, g_cum, A and, normalising inside, q_hat, k_hat and their rstd.
+template <class T> reference::RuleForward<T> forward_of(const OpCall& c) {
+  reference::RuleForward<T> p;
+  p.q = mat<T>(c.in(0));
+  p.k = mat<T>(c.in(1));
+  p.v = mat<T>(c.in(2));
+  p.g = values(c.in(3));
+  p.beta = values(c.in(4));
+  p.o = mat<T>(c.out(0));
+  p.g_cum = values(c.out(1));
+  p.inverse = mat<T>(c.out(2));
+  if (c.attr<GdnAttr>().normalise) {
+    p.q_norm = mat<T>(c.out(3));
+    p.k_norm = mat<T>(c.out(4));
+    p.q_rstd = values(c.out(5));
+    p.k_rstd = values(c.out(6));
+  }
+  return p;
+}
 void rule_forward(const OpCall& c) {
   const reference::RuleShape shape = shape_of(c.list(), c.op());
   with_type(c.in(2).dtype, [&]<class T>() {
-    reference::RuleForward<T> p;
-    p.q = mat<T>(c.in(0));
-    p.k = mat<T>(c.in(1));
-    p.v = mat<T>(c.in(2));
-    p.g = values(c.in(3));
-    p.beta = values(c.in(4));
-    p.o = mat<T>(c.out(0));
-    p.g_cum = values(c.out(1));
-    p.inverse = mat<T>(c.out(2));
-    if (shape.l2norm) {
-      p.q_norm = mat<T>(c.out(3));
-      p.k_norm = mat<T>(c.out(4));
-      p.q_rstd = values(c.out(5));
-      p.k_rstd = values(c.out(6));
-    }
+    const reference::RuleForward<T> p = forward_of<T>(c);
     if (c.batch().states) return rule_states<T>(*c.batch().states, shape, c.batch().sequences, p);
     reference::rule_chunk_forward<T>(shape, c.batch().sequences, p);
   });
 }
+void rounded_forward(const OpCall& c) {
+  reference::rule_rounded_forward(shape_of(c.list(), c.op()), c.batch().sequences, forward_of<double>(c));
+}
+
+template <class T> reference::RuleBackward<T> backward_of(const OpCall& c) {
+  reference::RuleBackward<T> p;
+  if (c.attr<GdnAttr>().normalise) {
+    p.q_norm = mat<T>(c.out(3));
+    p.k_norm = mat<T>(c.out(4));
+    p.q_rstd = values(c.out(5));
+    p.k_rstd = values(c.out(6));
+  } else {
+    p.q = mat<T>(c.in(0));
+    p.k = mat<T>(c.in(1));
+  }
+  p.v = mat<T>(c.in(2));
+  p.beta = values(c.in(4));
+  p.g_cum = values(c.out(1));
+  p.inverse = mat<T>(c.out(2));
+  p.d_o = mat<T>(c.d_out(0));
+  p.dq = grad<T>(c.d_in(0));
+  p.dk = grad<T>(c.d_in(1));
+  p.dv = grad<T>(c.d_in(2));
+  p.dg = values_grad(c.d_in(3));
+  p.dbeta = values_grad(c.d_in(4));
+  p.scratch = c.scratch(rule_scratch(c.list(), c.op(), c.step()));
+  return p;
+}
 void rule_backward(const OpCall& c) {
-  const reference::RuleShape shape = shape_of(c.list(), c.op());
-  const View d_o = c.d_out(0);
-  with_type(d_o.dtype, [&]<class T>() {
-    reference::RuleBackward<T> p;
-    if (shape.l2norm) {
-      p.q_norm = mat<T>(c.out(3));
-      p.k_norm = mat<T>(c.out(4));
-      p.q_rstd = values(c.out(5));
-      p.k_rstd = values(c.out(6));
-    } else {
-      p.q = mat<T>(c.in(0));
-      p.k = mat<T>(c.in(1));
-    }
-    p.v = mat<T>(c.in(2));
-    p.beta = values(c.in(4));
-    p.g_cum = values(c.out(1));
-    p.inverse = mat<T>(c.out(2));
-    p.d_o = mat<T>(d_o);
-    p.dq = grad<T>(c.d_in(0));
-    p.dk = grad<T>(c.d_in(1));
-    p.dv = grad<T>(c.d_in(2));
-    p.dg = values_grad(c.d_in(3));
-    p.dbeta = values_grad(c.d_in(4));
-    p.scratch = c.scratch(rule_scratch(c.list(), c.op(), c.step()));
-    reference::rule_chunk_backward<T>(shape, c.batch().sequences, p);
+  with_type(c.d_out(0).dtype, [&]<class T>() {
+    reference::rule_chunk_backward<T>(shape_of(c.list(), c.op()), c.batch().sequences, backward_of<T>(c));
   });
+}
+void rounded_backward(const OpCall& c) {
+  reference::rule_rounded_backward(shape_of(c.list(), c.op()), c.batch().sequences, backward_of<double>(c));
 }
 
 // inputs o, z [R, Hv, dv]; outputs y, rstd and, where norm and gate are two ops, the normalised o.
@@ -244,5 +257,6 @@ const Entry kOps[] = {
 } // namespace
 
 std::span<const Entry> gdn_ops() { return kOps; }
+OpFunctions rounded_rule() { return {rounded_forward, rounded_backward, rule_scratch}; }
 
 } // namespace gdn::trainer::cpu

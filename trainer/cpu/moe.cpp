@@ -81,7 +81,7 @@ void weights_backward(const MoeAttr& a, ConstValues scores, ConstValues index, C
 
 void router_backward(const OpCall& c) {
   const auto& a = c.attr<MoeAttr>();
-  const ConstValues scores = values(c.out(2)), index = values(c.out(3)), dprobs = values(c.d_out(0));
+  const ConstValues scores = values(c.out(2)), index = values(c.out(3)), dprobs = values(c.d_out_if_any(0));
   const ConstValues aux = a.aux_coeff > 0 ? ConstValues(values(c.out(5))) : ConstValues();
   c.out(4); // the indices of the scatter, equal to those of the choice
   const reference::ValuesGrad dlogits = values_grad(c.d_in(0));

@@ -34,6 +34,9 @@ std::span<const Entry> moe_ops();
 std::span<const Entry> routing_ops();
 std::span<const Entry> ends_ops();
 
+// The op Rule on operands in double, in the arithmetic of a sound bf16 kernel (reference/rule_rounded.h).
+OpFunctions rounded_rule();
+
 // ----------------------------------------------------------------- operands as reference views ----
 
 using reference::Acc;

@@ -39,7 +39,7 @@ void view_backward(const OpCall& c) {
     for (size_t i = 0; i < c.op().outputs.size(); ++i) {
       const model::Tensor& part = c.list().tensor(c.op().outputs[i]);
       const View there = place(c, base, part, to.to);
-      if (const View from = c.d_out(i)) reference::copy<T>(mat<T>(from), grad<T>({there, to.accumulate}));
+      if (const View from = c.d_out_if_any(i)) reference::copy<T>(mat<T>(from), grad<T>({there, to.accumulate}));
       else if (!to.accumulate) zero<T>(there);
     }
   });

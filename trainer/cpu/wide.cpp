@@ -26,7 +26,9 @@ model::OpList widened(model::OpList list) {
   return list;
 }
 
-void run_elsewhere(const OpCall& call, const model::OpList& list, const Placement& place) {
+namespace {
+
+void run_with(const OpFunctions& f, const OpCall& call, const model::OpList& list, const Placement& place) {
   const bool is_wide = &list != &call.list();
   auto dtype = [&](DType d) { return is_wide ? wide(d) : d; };
   auto placed = [&](View v) {
@@ -56,10 +58,19 @@ void run_elsewhere(const OpCall& call, const model::OpList& list, const Placemen
   HostTables tables; // rows of experts that earlier ops of this unit have left
   for (size_t i = 0; i < list.ops.size(); ++i)
     if (list.ops[i].kind == model::OpKind::Permute || list.ops[i].kind == model::OpKind::Router) tables[static_cast<int>(i)] = call.host_table(static_cast<int>(i));
-  const OpFunctions& f = functions_of(call.op().kind);
   std::vector<std::byte> scratch(f.scratch ? static_cast<size_t>(f.scratch(list, list.ops[static_cast<size_t>(event.op)], event.step)) : 0);
   const OpCall elsewhere(list, event, std::move(operands), std::move(parameters), scratch, context, call.micro_batch(), tables);
   (event.step < 0 ? f.forward : f.backward)(elsewhere);
+}
+
+} // namespace
+
+void run_elsewhere(const OpCall& call, const model::OpList& list, const Placement& place) {
+  run_with(functions_of(call.op().kind), call, list, place);
+}
+
+void run_rounded_rule(const OpCall& call, const model::OpList& wide, const Placement& place) {
+  run_with(rounded_rule(), call, wide, place);
 }
 
 } // namespace gdn::trainer::cpu

@@ -18,4 +18,7 @@ using Placement = std::function<std::byte*(const std::byte* at, DType dtype)>;
 // or that list widened. Nothing is added to the step's totals. The operands of the call count as used.
 void run_elsewhere(const OpCall& call, const model::OpList& list, const Placement& place);
 
+// The same for an op Rule and its list widened, in the arithmetic of a sound bf16 kernel (reference/rule_rounded.h).
+void run_rounded_rule(const OpCall& call, const model::OpList& wide, const Placement& place);
+
 } // namespace gdn::trainer::cpu

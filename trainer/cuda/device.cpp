@@ -104,6 +104,7 @@ struct CudaDevice::State {
   cuda::Engine engine;
   Buffer fixed, step; // totals, tables and partial sums; the data of a step's micro-batches
   double* squares = nullptr; // [kSquareParts + 1]
+  kernels::Fingerprint* compared = nullptr; // results of comparisons
   cudaEvent_t before = nullptr, after = nullptr;
 };
 
@@ -118,11 +119,12 @@ CudaDevice::CudaDevice() : state_(std::make_unique<State>()) {
   GDN_CUDA(cudaEventCreate(&s.after));
   Parts parts;
   const Bytes sums = parts.add(cuda::DeviceTotals::kSums * 8), load = parts.add(kernels::kMaxExperts * 8),
-              squares = parts.add((kernels::kSquareParts + 1) * 8), tables = parts.add(cuda::Engine::kTables * cuda::Engine::kTableSize * 4);
+              squares = parts.add((kernels::kSquareParts + 1) * 8), compared = parts.add(sizeof(kernels::Fingerprint)), tables = parts.add(cuda::Engine::kTables * cuda::Engine::kTableSize * 4);
   s.fixed.reserve(parts.end());
   std::byte* at = s.fixed.data();
   s.engine.totals = {reinterpret_cast<double*>(at + sums), reinterpret_cast<std::int64_t*>(at + load)};
   s.squares = reinterpret_cast<double*>(at + squares);
+  s.compared = reinterpret_cast<kernels::Fingerprint*>(at + compared);
   s.engine.tables = reinterpret_cast<std::int32_t*>(at + tables);
   size_t free = 0, total = 0;
   GDN_CUDA(cudaMemGetInfo(&free, &total));
@@ -166,9 +168,25 @@ void CudaDevice::fill(std::byte* data, Bytes bytes, unsigned char value) {
 }
 
 bool CudaDevice::holds(const std::byte* data, Bytes bytes, unsigned char value) {
-  std::vector<std::byte> copy(static_cast<size_t>(bytes));
-  to_host(copy.data(), data, bytes);
-  return std::all_of(copy.begin(), copy.end(), [&](std::byte b) { return b == std::byte{value}; });
+  if (bytes == 0) return true;
+  kernels::find_other(data, bytes, value, reinterpret_cast<std::int32_t*>(state_->compared), state_->engine.launch());
+  std::int32_t other = 0;
+  to_host(&other, reinterpret_cast<const std::byte*>(state_->compared), sizeof other);
+  return other == 0;
+}
+
+kernels::Fingerprint CudaDevice::fingerprint(const float* data, std::int64_t n) {
+  kernels::fingerprint(data, n, state_->compared, state_->engine.launch());
+  kernels::Fingerprint sum;
+  to_host(&sum, reinterpret_cast<const std::byte*>(state_->compared), sizeof sum);
+  return sum;
+}
+
+Device::MemoryNow CudaDevice::memory_now() {
+  synchronise();
+  size_t free = 0, total = 0;
+  GDN_CUDA(cudaMemGetInfo(&free, &total));
+  return {static_cast<Bytes>(total - free), static_cast<Bytes>(free)};
 }
 
 void CudaDevice::to_device(std::byte* to, const void* from, Bytes bytes) {

@@ -20,11 +20,13 @@ public:
   const model::Provider& provider() const override;
   Bytes memory() const override;         // free when the device was opened
   FlopsPerSecond peak() const override;
+  MemoryNow memory_now() override;
 
   std::byte* allocate(Bytes bytes, std::string_view what) override;
   void deallocate(std::byte* data) override;
   void fill(std::byte* data, Bytes bytes, unsigned char value) override;
   bool holds(const std::byte* data, Bytes bytes, unsigned char value) override;
+  kernels::Fingerprint fingerprint(const float* data, std::int64_t n) override;
   void to_device(std::byte* to, const void* from, Bytes bytes) override;
   void to_host(void* to, const std::byte* from, Bytes bytes) override;
   void synchronise() override;

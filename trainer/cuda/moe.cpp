@@ -48,7 +48,7 @@ void router_backward(const OpCall& c, Engine& e) {
   c.out(4); // the indices of the scatter, equal to those of the choice
   (keeps_chosen(a) ? p.weights : p.scores) = matrix(kept);
   p.experts = matrix(experts);
-  if (const View d = c.d_out(0)) p.d_probs = matrix(d);
+  if (const View d = c.d_out_if_any(0)) p.d_probs = matrix(d);
   auto* const counts = static_cast<std::int32_t*>(take(context, a.experts * 4));
   if (a.aux_coeff > 0) {
     p.scores = matrix(c.out(5));

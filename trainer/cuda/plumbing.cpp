@@ -29,7 +29,7 @@ void view_backward(const OpCall& c, Engine& e) {
   if (covered < base.elements() && !to.accumulate) kernels::fill({matrix(to.to), false}, 0, e.launch());
   for (size_t i = 0; i < c.op().outputs.size(); ++i) {
     const View there = place(c, base, c.list().tensor(c.op().outputs[i]), to.to);
-    if (const View from = c.d_out(i)) kernels::copy(matrix(from), {matrix(there), to.accumulate}, e.launch());
+    if (const View from = c.d_out_if_any(i)) kernels::copy(matrix(from), {matrix(there), to.accumulate}, e.launch());
     else if (!to.accumulate) kernels::fill({matrix(there), false}, 0, e.launch());
   }
 }
