@@ -7,22 +7,22 @@ namespace gdn::program {
 
 namespace {
 
-// Net changes before and after each event of [first, last), from buffer lifetimes.
-struct Changes {
-  std::vector<CategoryBytes> start, end;
-
-  explicit Changes(size_t n) : start(n), end(n) {}
-};
-
 struct Life {
   int alloc, last; // clipped to a pass by the caller
 };
 
 // A buffer's lives: one, or two around a discard.
-std::vector<Life> lives(const Buffer& b, int last) {
-  if (b.drop < 0) return {{b.alloc, last}};
-  if (b.refill < 0) return {{b.alloc, b.drop}};
-  return {{b.alloc, b.drop}, {b.refill, last}};
+struct Lives {
+  Life life[2];
+  size_t count;
+  const Life* begin() const { return life; }
+  const Life* end() const { return life + count; }
+};
+
+Lives lives(const Buffer& b, int last) {
+  if (b.drop < 0) return {{{b.alloc, last}, {}}, 1};
+  if (b.refill < 0) return {{{b.alloc, b.drop}, {}}, 1};
+  return {{{b.alloc, b.drop}, {b.refill, last}}, 2};
 }
 
 // Last event of every buffer, attributes included: the op's next run, or the end, overwrites them.
@@ -93,7 +93,7 @@ int next_binding(const UnitTrace& t, const UnitTrace::Sticky& binding, int last)
 // Sweeps events [first, last) of a pass. Attributes bound in it keep their buffers to its end.
 PassSummary sweep(const UnitTrace& t, int first, int last) {
   const size_t n = static_cast<size_t>(last - first);
-  std::vector<CategoryBytes> start(n), end(n);
+  std::vector<CategoryBytes> change(n + 1); // when event e begins: what it makes, less what the one before leaves
   CategoryBytes level, handed_over;
   const bool forward = first == 0;
   for (size_t i = 0; i < t.buffers.size(); ++i) {
@@ -102,13 +102,13 @@ PassSummary sweep(const UnitTrace& t, int first, int last) {
     if (b.external) continue;
     const bool output = id == t.output, d_input = id == t.input_gradient, d_output = id == t.output_gradient;
     if (forward ? d_output : output) continue; // of the backward pass; the next unit's input
-    std::vector<Life> mine = lives(b, b.last);
-    for (size_t l = 0; l < mine.size(); ++l) {
-      Life life = mine[l];
+    const Lives mine = lives(b, b.last);
+    for (size_t l = 0; l < mine.count; ++l) {
+      Life life = mine.life[l];
       if (life.last < first || life.alloc >= last) continue;
       if (forward ? output : d_input) life.last = last; // handed over at exit
       bool attribute = false;
-      if (l + 1 == mine.size() && (b.drop < 0 || b.refill >= 0)) // not of a dropped buffer
+      if (l + 1 == mine.count && (b.drop < 0 || b.refill >= 0)) // not of a dropped buffer
         for (const auto& s : t.sticky)
           if (s.buffer == id && s.event >= first && s.event < last) {
             const int next = next_binding(t, s, last);
@@ -117,15 +117,15 @@ PassSummary sweep(const UnitTrace& t, int first, int last) {
           }
       const bool present = life.alloc < first || (d_output && life.alloc == first);
       if (present && (forward || d_output)) level[b.category] += b.bytes; // input or d:output at entry
-      else if (!present) start[static_cast<size_t>(life.alloc - first)][b.category] += b.bytes;
-      if (life.last < last) end[static_cast<size_t>(life.last - first)][b.category] += b.bytes;
+      else if (!present) change[static_cast<size_t>(life.alloc - first)][b.category] += b.bytes;
+      if (life.last < last) change[static_cast<size_t>(life.last - first) + 1][b.category] -= b.bytes;
       else if (output || attribute || !forward) handed_over[b.category] += b.bytes; // not this unit's any more
     }
   }
   PassSummary out;
   out.first_event = first;
   for (size_t e = 0; e < n; ++e) {
-    level += start[e];
+    level += change[e];
     const int event = first + static_cast<int>(e);
     const Event& running = t.events[static_cast<size_t>(event)];
     const bool replayed = running.pass == Pass::Replay;
@@ -135,8 +135,8 @@ PassSummary sweep(const UnitTrace& t, int first, int last) {
       out.levels.back()[Category::Workspace] += running.scratch;
       out.replayed.push_back(replayed);
     }
-    level -= end[e];
   }
+  level += change[n];
   out.delta = level - handed_over;
   return out;
 }
