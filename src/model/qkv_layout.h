@@ -2,6 +2,7 @@
 #include <cstdint>
 
 #include "config/model.h"
+#include "model/op.h"
 #include "model/parameters.h"
 
 namespace gdn::model {
@@ -17,6 +18,10 @@ struct QkvLayout {
     const std::int64_t d = s.head_dim, per_group = s.heads / s.kv_heads * d;
     const std::int64_t key_at = per_group * (s.output_gate ? 2 : 1), width = key_at + 2 * d;
     return {s.kv_heads * width, width, heads.query / heads.kv * d, per_group, key_at, key_at + d};
+  }
+  // Where ranks share the groups: the order of the gathered columns, so that views of the first group are this rank's.
+  SharedGroupAttr shared(const config::AttentionShape& s, const HeadsPerRank& heads) const {
+    return {width, heads.kv_replicas, query, s.output_gate ? gate_at : 0};
   }
 };
 

@@ -93,28 +93,57 @@ Bytes columns_scratch(const model::OpList& list, const model::Op& op, int step) 
   const bool moves = step < 0 || !op.steps[static_cast<size_t>(step)].collectives.empty();
   return moves ? round_up(list.tensor(op.outputs[0]).bytes(), 8) : 0;
 }
-View columns_of(const View& all, std::int64_t rank, std::int64_t cols) {
-  return {all.data + rank * cols * size_of(all.dtype), all.dtype, all.rows, cols, all.stride};
-}
 View rows_of(const View& all, std::int64_t rank, std::int64_t rows) {
   return {all.data + rank * rows * all.stride * size_of(all.dtype), all.dtype, rows, all.cols, all.stride};
 }
+// Which column of all ranks', one rank's after the other's, is column j of the gathered ones.
+std::vector<std::int64_t> order_of_columns(const OpCall& c, std::int64_t columns, std::int64_t rank) {
+  std::vector<std::int64_t> order(static_cast<size_t>(columns));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  const auto* a = std::get_if<model::SharedGroupAttr>(&c.op().attr);
+  if (a == nullptr) return order;
+  std::rotate(order.begin(), order.begin() + rank / a->replicas * a->width, order.end());
+  auto mine_first = [&](std::int64_t at) {
+    const auto first = order.begin() + at;
+    std::rotate(first, first + rank % a->replicas * a->query, first + a->replicas * a->query);
+  };
+  mine_first(0);
+  if (a->gate_at > 0) mine_first(a->gate_at);
+  return order;
+}
+// Between the blocks of the ranks, one below the other, and the gathered columns.
+template <class F> void for_columns(const OpCall& c, const View& blocks, const View& all, F&& f) {
+  const std::vector<std::int64_t> order = order_of_columns(c, all.cols, c.group(Group::Tp).rank());
+  for (std::int64_t i = 0; i < all.rows; ++i)
+    for (std::int64_t j = 0; j < all.cols; ++j) {
+      const std::int64_t from = order[static_cast<size_t>(j)];
+      f(from / blocks.cols * all.rows + i, from % blocks.cols, i, j);
+    }
+}
+
 void columns_forward(const OpCall& c) {
   const View x = c.in(0), y = c.out(0);
   Communicator& group = c.group(Group::Tp);
   std::span<std::byte> scratch = c.scratch(columns_scratch(c.list(), c.op(), -1));
   const View blocks = take(scratch, x.dtype, x.rows * group.size(), x.cols);
   gather_rows(group, x, blocks);
-  for (std::int64_t r = 0; r < group.size(); ++r) copy_view(rows_of(blocks, r, x.rows), columns_of(y, r, x.cols));
+  with_type(x.dtype, [&]<class T>() {
+    for_columns(c, blocks, y, [&](std::int64_t row, std::int64_t column, std::int64_t i, std::int64_t j) { mat<T>(y).row(i)[j] = mat<T>(blocks).row(row)[column]; });
+  });
 }
 void columns_backward(const OpCall& c) {
   const View dy = c.d_out(0);
   const GradView dx = c.d_in(0);
   Communicator& group = c.group(Group::Tp);
-  if (c.backward_step().collectives.empty()) return copy_view(columns_of(dy, group.rank(), dx.to.cols), dx);
+  if (c.backward_step().collectives.empty()) {
+    const std::int64_t mine = group.rank() * dx.to.cols;
+    return copy_view({dy.data + mine * size_of(dy.dtype), dy.dtype, dy.rows, dx.to.cols, dy.stride}, dx);
+  }
   std::span<std::byte> scratch = c.scratch(columns_scratch(c.list(), c.op(), c.step()));
   const View blocks = take(scratch, dy.dtype, dy.rows * group.size(), dx.to.cols);
-  for (std::int64_t r = 0; r < group.size(); ++r) copy_view(columns_of(dy, r, dx.to.cols), rows_of(blocks, r, dy.rows));
+  with_type(dy.dtype, [&]<class T>() {
+    for_columns(c, blocks, dy, [&](std::int64_t row, std::int64_t column, std::int64_t i, std::int64_t j) { mat<T>(blocks).row(row)[column] = mat<T>(dy).row(i)[j]; });
+  });
   scatter_sum(group, blocks, dx);
 }
 

@@ -16,21 +16,15 @@ TensorId head_norm(Builder& b, std::string name, TensorId x, ParamRef weight, No
 // the angles only, which are constants.
 TensorId rope(Builder& b, std::string name, TensorId x, const AttentionAttr& attr, std::string out);
 
-// What context parallelism moves during the core: k and v around the ring, gathered, or q, k, v and
-// the output exchanged between sequence and heads.
-struct CoreCollectives {
-  std::vector<Collective> forward, backward;
-};
-// What `cp_comm_type` moves for one core; the ring passes k and v on cp - 1 times, and their gradients
-// with them in backward. `q`, `kv`: bytes of this rank's q and of its k and v together.
-// Throws Error{Config} for an unknown type.
-CoreCollectives core_collectives(const std::string& cp_comm_type, std::int64_t cp, Bytes q, Bytes kv);
-
-// softmax(q k^T / sqrt(d)) v, causal: q [R, n, d], k, v [R, g, d] -> [R, n, d]. The fused core keeps q, k,
+// softmax(q k^T / sqrt(d)) v, causal: q [R, n, d], k, v [R, g, d] -> attn [R, n, d]. The fused core keeps q, k,
 // v, its output and one log-sum-exp a row and head (fp32); the unfused one the scores and the
 // probabilities, [n, R, seq] each, and a mask where attr.dropout > 0.
-TensorId core_attention(Builder& b, std::string name, TensorId q, TensorId k, TensorId v, const AttentionAttr& attr,
-                        const CoreCollectives& collectives, std::string out);
+// Over `cp` context-parallel ranks `cp_comm_type` says what moves. p2p: a ring passes k and v on, cp - 1 times, and
+// their gradients with them in backward. all_gather: k and v of all ranks. a2a: ops of their own exchange tokens for
+// heads, so the core sees whole sequences and heads / cp; it keeps what the exchange made, and its output
+// exists twice (Transformer Engine, AttnFuncWithCPAndQKVOA2A). Throws Error{Config} for an unknown type, and for heads
+// that do not divide.
+TensorId core_attention(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, const std::string& cp_comm_type, std::int64_t cp);
 
 // out = o * sigmoid(gate). Backward reads both. `gate` may be a strided view under another shape (one
 // row a query group), with o's elements in o's order. Not compiled, the fp32 sigmoid is kept as well.

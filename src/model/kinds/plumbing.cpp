@@ -98,9 +98,9 @@ TensorId all_to_all(Builder& b, std::string name, TensorId x, std::string out, s
   return y;
 }
 
-TensorId gather_columns(Builder& b, std::string name, TensorId x, std::int64_t ranks, bool reduce, std::string out) {
+TensorId gather_columns(Builder& b, std::string name, TensorId x, std::int64_t ranks, bool reduce, std::string out, Attributes attr) {
   TensorId y = b.tensor(std::move(out), b.at(x).dtype, {b.at(x).rows(), b.at(x).cols() * ranks});
-  Op& op = b.op(std::move(name), OpKind::AllGather, {x}, {y});
+  Op& op = b.op(std::move(name), OpKind::AllGather, {x}, {y}, std::move(attr));
   op.collectives = {{CollectiveKind::AllGather, Group::Tp, ranks, b.at(y).bytes()}};
   Step backward{.name = "backward", .grad_reads = {y}, .grad_writes = {x}};
   if (reduce) backward.collectives = {{CollectiveKind::ReduceScatter, Group::Tp, ranks, b.at(y).bytes()}};

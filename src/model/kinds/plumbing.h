@@ -50,8 +50,8 @@ TensorId all_to_all(Builder& b, std::string name, TensorId x, std::string out, s
                     std::int64_t ranks, Attributes attr = {});
 
 // Columns of all TP ranks, gathered. Backward sums and scatters d:y where every rank contributed to
-// it (`reduce`), else takes its own columns.
-TensorId gather_columns(Builder& b, std::string name, TensorId x, std::int64_t ranks, bool reduce, std::string out);
+// it (`reduce`), else takes its own columns. `attr`: a SharedGroupAttr where the columns have another order.
+TensorId gather_columns(Builder& b, std::string name, TensorId x, std::int64_t ranks, bool reduce, std::string out, Attributes attr = {});
 
 // Sum of a statistic over ranks, in a new storage; several groups one after the other. No backward.
 TensorId all_reduce(Builder& b, std::string name, TensorId x, std::vector<Collective> sums, std::string out);

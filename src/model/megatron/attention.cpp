@@ -1,8 +1,5 @@
 #include "model/megatron/attention.h"
 
-#include <fmt/format.h>
-
-#include "core/error.h"
 #include "model/kinds/attention.h"
 #include "model/kinds/linear.h"
 #include "model/kinds/plumbing.h"
@@ -10,31 +7,6 @@
 #include "model/qkv_layout.h"
 
 namespace gdn::model::megatron {
-
-namespace {
-
-// Under context parallelism by all-to-all the core sees whole sequences and heads/cp: it keeps what the
-// exchange made, so its output exists twice (Transformer Engine, AttnFuncWithCPAndQKVOA2A).
-TensorId core(Builder& b, TensorId q, TensorId k, TensorId v, AttentionAttr attr, const config::Run& run, const Dims& d) {
-  if (d.cp == 1 || run.cp_comm_type != "a2a")
-    return core_attention(b, "core_attention", q, k, v, attr,
-                          core_collectives(run.cp_comm_type, d.cp, b.at(q).bytes(), b.at(k).bytes() + b.at(v).bytes()), "attn");
-  if (attr.heads % d.cp != 0 || attr.kv_heads % d.cp != 0)
-    throw Error(ErrorCode::Config,
-                fmt::format("cp_comm_type a2a: {} attention heads and {} key-value heads a TP rank do not divide by "
-                            "context_parallel_size {} (AssertionError in Transformer Engine)", attr.heads, attr.kv_heads, d.cp),
-                "use cp_comm_type p2p or all_gather, or a smaller context_parallel_size");
-  const std::int64_t N = d.tokens, S = d.rule_tokens, n = attr.heads, hd = attr.head_dim;
-  attr.heads /= d.cp;
-  attr.kv_heads /= d.cp;
-  q = all_to_all(b, "cp_a2a_q", q, "q_heads", {S, attr.heads, hd}, d.cp);
-  k = all_to_all(b, "cp_a2a_k", k, "k_heads", {S, attr.kv_heads, hd}, d.cp);
-  v = all_to_all(b, "cp_a2a_v", v, "v_heads", {S, attr.kv_heads, hd}, d.cp);
-  TensorId o = core_attention(b, "core_attention", q, k, v, attr, {}, "attn_heads");
-  return all_to_all(b, "cp_a2a_out", o, "attn", {N, n, hd}, d.cp);
-}
-
-} // namespace
 
 TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, const config::Run& run, const Dims& d) {
   const config::AttentionShape& s = model.attention;
@@ -53,7 +25,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   TensorId mixed = adapted_linear(b, "linear_qkv", "linear_qkv", h, b.param("attention.linear_qkv", at.columns / d.tp * d.hidden, d.dtype), at.columns / d.tp,
                           {TensorParallel::Column, d.tp, d.sp, s.qkv_bias}, "mixed", run); // [N, groups of q | gate | k | v]
   if (heads.kv_replicas > 1) { // the even shard is no whole group: gather all columns, take this rank's group
-    TensorId gathered = gather_columns(b, "linear_qkv.gather", mixed, d.tp, true, "mixed_gathered");
+    TensorId gathered = gather_columns(b, "linear_qkv.gather", mixed, d.tp, true, "mixed_gathered", at.shared(s, heads));
     TensorId group = split(b, "linear_qkv.slice", gathered, {{"mixed_slice", {N, at.width}}})[0];
     mixed = copy(b, "linear_qkv.copy", group, "mixed_group");
   }
@@ -82,7 +54,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
     k = rope(b, "rope_k", k, attr, "k_rot");
   }
   TensorId v = copy(b, "copy_v", parts[2], "v_attn", {N, g, hd});
-  TensorId o = core(b, q, k, v, attr, run, d);                                           // [N, n, d]
+  TensorId o = core_attention(b, q, k, v, attr, run.cp_comm_type, d.cp);                 // [N, n, d]
   if (s.output_gate) o = output_gate(b, "output_gate", o, gate, "attn_gated", run.settings.compiled);
   return adapted_linear(b, "linear_proj", "linear_proj", o, b.param("attention.linear_proj", n * hd * d.hidden, d.dtype), d.hidden,
                 {TensorParallel::Row, d.tp, d.sp, false}, "out", run);           // [N_sp, h]

@@ -42,7 +42,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   if (s.output_gate) sections.push_back({"gate", at.gate_at, at.query});
   std::vector<TensorId> parts; // [N g, columns of a group]
   if (heads.kv_replicas > 1) { // the even shard is no whole group: gather all columns, take this rank's
-    TensorId gathered = gather_columns(b, "linear_qkv.gather", mixed, d.tp, true, "mixed_gathered");
+    TensorId gathered = gather_columns(b, "linear_qkv.gather", mixed, d.tp, true, "mixed_gathered", at.shared(s, heads));
     TensorId group = split(b, "linear_qkv.slice", gathered, {{"mixed_slice", {d.tokens, at.width}}})[0];
     mixed = copy(b, "linear_qkv.copy", group, "mixed_group");
     parts = split_groups(b, "split", mixed, g, sections); // other ranks' q columns get a zero gradient
@@ -51,8 +51,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   }
   AttentionInputs in = attention_pre(b, "attention_pre", {parts[0], parts[1], parts[2]}, gain(b, "attention.q_norm", n, a, d.dtype),
                                      gain(b, "attention.k_norm", g, a, d.dtype), a);
-  const CoreCollectives moved = core_collectives(run.cp_comm_type, d.cp, b.at(in.q).bytes(), b.at(in.k).bytes() + b.at(in.v).bytes());
-  TensorId o = core_attention(b, "core_attention", in.q, in.k, in.v, a, moved, "attn");     // [N, n, hd]
+  TensorId o = core_attention(b, in.q, in.k, in.v, a, run.cp_comm_type, d.cp);              // [N, n, hd]
   if (s.output_gate) o = output_gate(b, "output_gate", o, parts[3], "attn_gated");
   return linear(b, "linear_proj", o, b.param("attention.linear_proj", n * hd * d.hidden, d.dtype), d.hidden,
                 {TensorParallel::Row, d.tp, d.sp, false}, "out");                         // [N_sp, h]

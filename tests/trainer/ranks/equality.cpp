@@ -36,6 +36,7 @@ std::vector<Step> train(Session& session, const Case& c) {
   const Ranks& ranks = session.ranks();
   const auto data_ranks = static_cast<size_t>(ranks.topology().parallel().dp());
   session.parameters().initialise(7);
+  if (c.prepare) c.prepare(session.parameters());
   std::vector<Step> steps;
   for (int i = 0; i < kSteps; ++i) {
     const std::vector<Batch> all = batches_of(c, static_cast<std::uint64_t>(i));
@@ -68,11 +69,11 @@ std::vector<Step> one_rank(Device& device, const Case& c) {
   profile.run = c.run;
   profile.run.parallel = {};
   const std::string key = config::to_yaml(config::to_node(profile));
-  if (const auto known = made.find(key); known != made.end() && !c.edit) return known->second;
+  if (const auto known = made.find(key); known != made.end() && !c.edit && !c.prepare) return known->second;
   Session one(profile.model, profile.run, device);
   one.use(fixture::modules({}));
   std::vector<Step> steps = train(one, c);
-  if (!c.edit) made[key] = steps;
+  if (!c.edit && !c.prepare) made[key] = steps;
   return steps;
 }
 

@@ -16,6 +16,8 @@ struct Case {
   double loss_tolerance = 1e-5, gradient_tolerance = 1e-4;
   // Changes the micro-batches of a step (those of all data-parallel ranks), whatever the layout.
   std::function<void(std::vector<Batch>&)> edit = {};
+  // Changes the initial weights, whatever part of them a rank holds.
+  std::function<void(Parameters&)> prepare = {};
 };
 
 // Five steps: losses of every step, all gradients of the first and the last norm by norm, auxiliary losses,

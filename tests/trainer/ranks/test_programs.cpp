@@ -109,6 +109,8 @@ const Parallel kLayouts[] = {
     {.tp = 4, .etp = 2, .sequence_parallel = true, .gpus = 4},
     {.tp = 2, .ep = 2, .sequence_parallel = true, .gpus = 4},
     {.cp = 2, .gpus = 2},
+    {.cp = 2, .pp = 2, .vp = 2, .gpus = 4},
+    {.tp = 2, .cp = 2, .sequence_parallel = true, .gpus = 4},
     {.cp = 4, .ep = 2, .gpus = 4},
     {.tp = 2, .cp = 2, .ep = 4, .sequence_parallel = true, .gpus = 8},
     {.pp = 2, .gpus = 2},
@@ -124,17 +126,18 @@ TEST_CASE("members of a group list the same collectives; sends match receives") 
   for (const char* stack : {"megatron", "native"})
     for (const Parallel& parallel : kLayouts)
       for (const std::vector<std::string>& modules : {std::vector<std::string>{}, {"moe"}}) {
+        const config::Model m = deep();
         config::Run run = trainer::fixture::run();
         run.stack = stack;
         run.parallel = parallel;
-        run.cp_comm_type = "all_gather";
+        // Both ways: by all-gather without modules, by heads with one, where heads divide.
+        run.cp_comm_type = modules.empty() || m.attention.kv_heads % (parallel.tp * parallel.cp) != 0 ? "all_gather" : "a2a";
         run.vocab_divisor = 0;
         run.moe_imbalance = 2;
         run.global_batch = kMicroBatches * parallel.dp();
         CAPTURE(stack);
         CAPTURE(parallel.tp);
         CAPTURE(parallel.pp);
-        const config::Model m = deep();
         plan::Workload workload(m, run, cpu_provider());
         const Topology topology(parallel);
         std::vector<Stage> stages;

@@ -1,0 +1,75 @@
+// More pairs of 4 ranks, and what needs both of them: shared key-value heads, heads exchanged for attention.
+#include "core/error.h"
+#include "tests/trainer/ranks/equality.h"
+
+using namespace gdn;
+using namespace gdn::trainer;
+using namespace gdn::trainer::ranks_test;
+using config::LayerKind;
+using config::MlpKind;
+using config::Parallel;
+
+namespace {
+
+config::Model hybrid() {
+  return small({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Moe});
+}
+config::Model deep() {
+  return small({LayerKind::Gdn, LayerKind::Attention, LayerKind::Gdn2, LayerKind::Attention},
+               {MlpKind::Moe, MlpKind::Dense, MlpKind::Moe, MlpKind::Moe});
+}
+const char* const kStacks[] = {"megatron", "native"};
+
+void both(const config::Model& m, Parallel p, std::string cp_comm_type = "all_gather", std::vector<std::string> modules = {}) {
+  p.gpus = 4;
+  for (const char* stack : kStacks) {
+    CAPTURE(stack);
+    Case c{m, run_of(stack, p), modules};
+    c.run.cp_comm_type = cp_comm_type;
+    check_equal(c);
+  }
+}
+
+// 80 tokens: boundaries inside pieces of 20 and of 10, a document of one token.
+void pack(std::vector<Batch>& batches) {
+  for (size_t i = 0; i < batches.size(); ++i)
+    batches[i].sequences = i % 2 == 0 ? std::vector<std::int64_t>{0, 7, 20, 33, 34, 61, 80} : std::vector<std::int64_t>{0, 59, 80};
+}
+
+} // namespace
+
+TEST_CASE("pairs of 4 ranks: tensor x pipeline, interleaved, experts over the tensor ranks") {
+  both(deep(), {.tp = 2, .pp = 2, .vp = 2, .ep = 2, .sequence_parallel = true}, "all_gather", {"moe"});
+}
+TEST_CASE("pairs of 4 ranks: pipeline x context, and its packed documents") {
+  both(deep(), {.cp = 2, .pp = 2});
+  for (const char* stack : kStacks) check_equal({deep(), run_of(stack, {.cp = 2, .pp = 2, .vp = 2, .gpus = 4}), {}, 1e-5, 1e-4, pack});
+}
+TEST_CASE("pairs of 4 ranks: tensor x context, heads exchanged for attention") {
+  config::Model m = hybrid();
+  m.attention.kv_heads = 4;
+  both(m, {.tp = 2, .cp = 2, .sequence_parallel = true}, "a2a");
+  both(m, {.tp = 2, .cp = 2, .ep = 4, .sequence_parallel = true}, "all_gather");
+}
+TEST_CASE("pairs of 4 ranks: context parallel by heads needs heads") {
+  config::Run run = run_of("native", {.cp = 4, .gpus = 4});
+  run.cp_comm_type = "a2a";
+  CpuDevice device;
+  const Ranks ranks(world(), run.parallel);
+  CHECK_THROWS_WITH_AS(Session(hybrid(), run, device, std::numeric_limits<Bytes>::max(), nullptr, &ranks),
+                       doctest::Contains("2 key-value heads a TP rank do not divide by context_parallel_size 4"), Error);
+}
+
+// Two key-value heads on four ranks: pairs of them compute one twice, each for its own query heads.
+TEST_CASE("pairs of 4 ranks: more tensor ranks than key-value heads") {
+  both(hybrid(), {.tp = 4, .etp = 4, .sequence_parallel = true}, "all_gather", {"moe"});
+  config::Model plain = small({LayerKind::Attention}, {MlpKind::Dense});
+  plain.attention.heads = 8; // two of each rank
+  plain.attention.output_gate = false;
+  plain.attention.qk_norm = false;
+  plain.attention.qkv_bias = true;
+  both(plain, {.tp = 4});
+  plain.attention.output_gate = true;
+  plain.attention.kv_heads = 1;
+  both(plain, {.tp = 4, .sequence_parallel = true});
+}
