@@ -183,7 +183,7 @@ Seconds CostModel::update(Bytes bytes) const {
 // Ranks are laid out tp, cp, dp, pp from the inside (megatron-core's order tp-cp-ep-dp-pp): a group
 // spans the product of the sizes inside it times its own; beyond the scale-up domain it crosses the
 // network.
-bool CostModel::inside(Group group, std::int64_t ranks) const {
+std::int64_t CostModel::neighbours(Group group, std::int64_t ranks) const {
   std::int64_t inner = 1;
   switch (group) {
   case Group::Tp: inner = 1; break;
@@ -194,11 +194,13 @@ bool CostModel::inside(Group group, std::int64_t ranks) const {
   case Group::Edp: inner = parallel_.etp * parallel_.ep; break;
   case Group::Pp: inner = parallel_.gpus / std::max<std::int64_t>(1, parallel_.pp); break;
   }
-  return inner * ranks <= hardware_.scale_up_domain && hardware_.scale_up > 0;
+  if (hardware_.scale_up <= 0) return 1;
+  return std::clamp<std::int64_t>(hardware_.scale_up_domain / std::max<std::int64_t>(1, inner), 1, ranks);
 }
 
-BytesPerSecond CostModel::link(Group group, std::int64_t ranks) const {
-  if (inside(group, ranks)) return hardware_.scale_up;
+bool CostModel::inside(Group group, std::int64_t ranks) const { return neighbours(group, ranks) == ranks && hardware_.scale_up > 0; }
+
+BytesPerSecond CostModel::network() const {
   if (hardware_.network > 0) return hardware_.network;
   assume("network", fmt::format("profile '{}' names no network: 50 GB/s a GPU", hardware_.name));
   return 50e9;
@@ -220,11 +222,19 @@ Seconds CostModel::seconds(const model::Collective& c) const {
     assume("collective." + name, fmt::format("{}: 0.75 of the link's rate and 20 us (no measurement in profile '{}')",
                                              name, hardware_.name));
   }
-  const double n = static_cast<double>(c.ranks);
-  double wire = static_cast<double>(c.bytes) * (n - 1) / n; // per rank and direction, ring
-  if (c.kind == model::CollectiveKind::AllReduce) wire *= 2;
-  if (c.kind == model::CollectiveKind::P2p) wire = static_cast<double>(c.bytes);
-  return wire / (link(c.group, c.ranks) * share) + latency;
+  const double n = static_cast<double>(c.ranks), d = static_cast<double>(neighbours(c.group, c.ranks)), bytes = static_cast<double>(c.bytes);
+  const double twice = c.kind == model::CollectiveKind::AllReduce ? 2 : 1;
+  const double whole = c.kind == model::CollectiveKind::P2p ? bytes : twice * bytes * (n - 1) / n; // per rank and direction, ring
+  if (d == n) return whole / (hardware_.scale_up * share) + latency;
+  // Several domains. Of an all-to-all each rank's rows for other domains cross the network; a ring enters a domain once
+  // for all ranks in it, which share what crosses. Both go on inside the domains at the same time.
+  const double crossing = c.kind == model::CollectiveKind::P2p        ? bytes
+                          : c.kind == model::CollectiveKind::AllToAll ? bytes * (n - d) / n
+                                                                      : twice * bytes * (n - d) / (n * d);
+  const double within = c.kind == model::CollectiveKind::P2p ? 0 : c.kind == model::CollectiveKind::AllToAll ? bytes * (d - 1) / n : whole;
+  Seconds seconds = crossing / (network() * share);
+  if (d > 1) seconds = std::max(seconds, within / (hardware_.scale_up * share));
+  return seconds + latency;
 }
 
 Seconds CostModel::point_to_point(Bytes bytes) const {

@@ -74,8 +74,9 @@ private:
   FlopsPerSecond matrix_rate(int bits) const;   // peak of operands of 4, 8 or 16 bits
   Seconds quantising(Bytes bytes) const;
   bool measured(model::Family family) const; // for this provider, in any pass
-  bool inside(model::Group group, std::int64_t ranks) const; // one scale-up domain
-  BytesPerSecond link(model::Group group, std::int64_t ranks) const;
+  std::int64_t neighbours(model::Group group, std::int64_t ranks) const; // ranks of the group in one scale-up domain
+  bool inside(model::Group group, std::int64_t ranks) const;             // all of them
+  BytesPerSecond network() const;
   void assume(std::string key, std::string text) const { assumptions_.insert({std::move(key), std::move(text)}); }
 
   struct Curve {            // efficiency over log(size); one point: constant

@@ -73,6 +73,21 @@ TEST_CASE("pairs: one forward runs ahead, each later one beside the backward bef
   CHECK(cost::simulate_pipeline({slots}, {{2}}, {{4}}, {}).total == Approx(18));
 }
 
+// 4 x 8 B200, all-reduce of 16 GiB: 381.8 GB/s of bus bandwidth (stas00 ml-engineering 744d01e), twice 31/32 of the
+// bytes over the time. Its rings enter a node once for eight ranks.
+TEST_CASE("collectives over several nodes share the network of the ranks in a node") {
+  const config::Hardware b200 = config::Profiles().hardware("b200");
+  const cost::CostModel cost(b200, "upstream", config::Parallel{.gpus = 32}, DType::BF16);
+  const Bytes bytes = Bytes{16} << 30;
+  const Seconds measured = 2.0 * 31 / 32 * static_cast<double>(bytes) / 381.8e9;
+  CHECK(cost.seconds({model::CollectiveKind::AllReduce, model::Group::Dp, 32, bytes}) == Approx(measured).epsilon(0.10));
+  // One rank a node: nobody shares. By hand: 31/32 of the bytes at 0.8 of 50 GB/s.
+  const cost::CostModel apart(b200, "upstream", config::Parallel{.tp = 8, .gpus = 256}, DType::BF16);
+  CHECK(apart.seconds({model::CollectiveKind::AllGather, model::Group::Dp, 32, bytes}) == Approx(31.0 / 32 * static_cast<double>(bytes) / 40e9).epsilon(1e-3));
+  // Rows for 24 of 32 ranks cross; of an exchange in one node, none.
+  CHECK(cost.seconds({model::CollectiveKind::AllToAll, model::Group::Ep, 32, bytes}) == Approx(24.0 / 32 * static_cast<double>(bytes) / 40e9).epsilon(1e-3));
+}
+
 namespace {
 
 plan::Estimate step(const char* model, const char* hardware, const std::vector<config::Setting>& settings) {
