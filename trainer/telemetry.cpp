@@ -94,7 +94,8 @@ LineLog::~LineLog() { std::fclose(file_); }
 
 void LineLog::write(const std::string& line) {
   if (std::fputs((line + "\n").c_str(), file_) < 0 || std::fflush(file_) != 0)
-    throw Error(ErrorCode::Io, fmt::format("cannot write '{}': {}", path_, std::strerror(errno)));
+    throw Error(ErrorCode::Io, fmt::format("cannot write '{}': {}", path_, std::strerror(errno)),
+                "make room, then start the same command again; a run goes on with --resume");
 }
 
 Quantiles quantiles(std::vector<double> v) {

@@ -46,15 +46,26 @@ FileEntry write_file(const std::filesystem::path& folder, std::int64_t rank, con
     tensors.push_back({entry.pieces.back().key(), DType::FP32, rectangle ? i.shard.boxes.front().count : Shape{i.shard.count}});
   }
   std::optional<SafetensorsWriter> writer;
-  if (!tensors.empty()) writer.emplace(path, std::move(tensors), Metadata{{"format", "gdn.checkpoint/1"}, {"manifest", kManifestFile}});
+  std::optional<Error> failed; // the ranks that it shares parameters with still need its part of each
+  auto unless_failed = [&](auto write) {
+    try {
+      if (!failed) write();
+    } catch (const Error& e) {
+      failed = e;
+    }
+  };
+  if (!tensors.empty())
+    unless_failed([&] { writer.emplace(path, std::move(tensors), Metadata{{"format", "gdn.checkpoint/1"}, {"manifest", kManifestFile}}); });
   size_t written = 0;
   for (const Item& i : items) {
     const std::vector<float> values = get(i);
     if (!i.write) continue;
     const auto bytes = std::as_bytes(std::span(values));
     entry.pieces[written].hash = hash_of(bytes);
-    writer->write(written++, 0, bytes);
+    unless_failed([&] { writer->write(written, 0, bytes); });
+    ++written;
   }
+  if (failed) throw *failed;
   if (!writer) return entry;
   writer->commit();
   entry.bytes = static_cast<Bytes>(std::filesystem::file_size(path));

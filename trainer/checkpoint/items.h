@@ -25,7 +25,8 @@ std::vector<Item> items_of(const model::ParameterTable& table);
 
 // Writes one rank's file into `folder`, fsynced, and returns its part of the manifest: without pieces, and
 // without a file, when others write everything it holds. `get` gives the elements of an item in its
-// shard's order; it is called for every item, as ranks may have to call it together. Throws Error{Io}.
+// shard's order; it is called for every item, as ranks may have to call it together, even when writing
+// fails. Throws Error{Io}.
 FileEntry write_file(const std::filesystem::path& folder, std::int64_t rank, const std::vector<Item>& items,
                      const std::function<std::vector<float>(const Item&)>& get);
 

@@ -62,13 +62,14 @@ RunCheckpoints::RunCheckpoints(CheckpointOptions options, const Setup& setup, st
   identity_.data = std::move(data);
 }
 
-std::int64_t RunCheckpoints::open() {
+// The checkpoint to start from into `source_`, verified.
+void RunCheckpoints::choose() {
   const std::string& name = options_.resume;
   if (name.empty()) {
     if (const auto old = step_folders(folder_); options_.write && !old.empty())
       throw Error(ErrorCode::Config, fmt::format("{}: it holds checkpoints of another run, up to step {}", folder_.string(), old.back().step),
                   "--resume goes on from them; or name another folder with --checkpoint");
-    return 0;
+    return;
   }
   if (name == "latest") {
     source_ = newest_whole(folder_, tell_);
@@ -81,14 +82,21 @@ std::int64_t RunCheckpoints::open() {
       throw Error(ErrorCode::Config, fmt::format("{}: it holds checkpoints up to step {}, after the one to resume from", folder_.string(), others.back().step),
                   "name another folder with --checkpoint, or remove the later ones");
   }
-  if (!source_) {
-    tell_(fmt::format("no checkpoint in {}: starting at step 1", folder_.string()));
-    return 0;
-  }
+  if (!source_) tell_(fmt::format("no checkpoint in {}: starting at step 1", folder_.string()));
+}
+
+std::int64_t RunCheckpoints::open(const Ranks& ranks) {
+  if (ranks.rank() == 0) choose();
+  const std::string chosen = gather_texts(ranks.world(), source_ ? source_->folder().string() : "").front();
+  if (chosen.empty()) return 0;
+  if (ranks.rank() != 0) source_.emplace(chosen); // what it reads is verified then
   compare();
-  last_ = source_->manifest().step;
-  tell_(fmt::format("resuming after step {} from {}", last_, source_->folder().string()));
-  return last_;
+  const std::int64_t step = source_->manifest().step;
+  tell_(fmt::format("resuming after step {} from {}", step, chosen));
+  std::error_code ignored;
+  if (std::filesystem::equivalent(source_->folder(), step_folder(folder_, step), ignored)) last_ = step;
+  else started_from_ = chosen;
+  return step;
 }
 
 void RunCheckpoints::compare() const {
@@ -113,7 +121,9 @@ void RunCheckpoints::restore(Session& session) {
   Parameters& parameters = session.parameters();
   require_same_tensors(*source_, parameters.table(), session.model().vocab);
   read_items(*source_, items_of(parameters, session.ranks()), [&](const Item& item, const std::vector<float>& values) { set(parameters, item, values); });
+  const std::int64_t step = source_->manifest().step;
   source_.reset(); // closes its files
+  if (owes(step)) save(session, step);
 }
 
 void RunCheckpoints::after_step(Session& session, std::int64_t step) {
@@ -121,7 +131,7 @@ void RunCheckpoints::after_step(Session& session, std::int64_t step) {
 }
 
 void RunCheckpoints::finish(Session& session, std::int64_t step) {
-  if (options_.write && step > last_) save(session, step);
+  if (owes(step)) save(session, step);
 }
 
 void RunCheckpoints::save(Session& session, std::int64_t step) {
@@ -131,7 +141,17 @@ void RunCheckpoints::save(Session& session, std::int64_t step) {
     if (ranks.rank() == 0) pending.emplace(folder_, step);
     ranks.world().barrier();
     Parameters& parameters = session.parameters();
-    const FileEntry mine = write_file(part_folder(folder_, step), ranks.rank(), items_of(parameters, ranks), [&](const Item& i) { return get(parameters, i); });
+    FileEntry mine;
+    std::string failure;
+    try {
+      mine = write_file(part_folder(folder_, step), ranks.rank(), items_of(parameters, ranks), [&](const Item& i) { return get(parameters, i); });
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::Io) throw;
+      failure = e.what();
+    }
+    // A full disk may stop one rank only; together they leave nothing half-written behind.
+    for (const std::string& text : gather_texts(ranks.world(), failure))
+      if (!text.empty()) throw Error(ErrorCode::Io, text);
     const std::vector<std::string> entries = gather_texts(ranks.world(), to_json(mine)); // every file is durable now
     if (pending) {
       Manifest m = identity_;
@@ -145,7 +165,9 @@ void RunCheckpoints::save(Session& session, std::int64_t step) {
   } catch (const Error& e) {
     if (e.code() != ErrorCode::Io) throw;
     throw Error(ErrorCode::Io, fmt::format("the checkpoint of step {} could not be written: {}", step, e.what()),
-                last_ > 0 ? fmt::format("the one of step {} is whole: make room, then --resume", last_) : "no earlier checkpoint exists");
+                last_ > 0               ? fmt::format("the one of step {} is whole: make room, then --resume", last_)
+                : started_from_.empty() ? "no earlier checkpoint exists: make room, then start again"
+                                        : fmt::format("make room, then --resume {}", started_from_));
   }
   last_ = step;
   if (options_.keep > 0 && ranks.rank() == 0) keep_newest(folder_, options_.keep, step);

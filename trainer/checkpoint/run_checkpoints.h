@@ -27,19 +27,26 @@ public:
   RunCheckpoints(CheckpointOptions options, const Setup& setup, std::string data, const std::filesystem::path& output,
                  std::function<void(const std::string&)> tell);
 
-  // Opens what --resume names: the steps done there, 0 to start anew ("latest" of an empty folder). Error
-  // {Checkpoint} when it is broken (an explicit one), of another model, or all of several are broken.
-  std::int64_t open();
-  // Puts the opened state into a session, whatever stack and parallelism wrote it. Without one: nothing.
+  // Opens what --resume names: the steps done there, 0 to start anew ("latest" of an empty folder). The first
+  // rank chooses and reads all of it. Error{Checkpoint} when it is broken (an explicit one), of another model,
+  // or all of several are broken.
+  std::int64_t open(const Ranks& ranks);
+  // Puts the opened state into a session, whatever stack and parallelism wrote it, and writes it when it
+  // is owed: a run that starts from another folder can be resumed from its own. Without one: nothing.
   void restore(Session& session);
 
   // After a step: writes when one is due.
   void after_step(Session& session, std::int64_t step);
-  // When the run ends, done or interrupted: writes unless this step is written already, or none was asked for.
+  // When the run ends, done or interrupted: writes if it owes this step.
   void finish(Session& session, std::int64_t step);
-  std::int64_t last_step() const { return last_; } // of the newest checkpoint known here; 0: none
+  // Checkpoints were asked for, and the folder has none of this step: it comes from another folder, perhaps
+  // divided in another way.
+  bool owes(std::int64_t step) const { return options_.write && step > last_; }
+  std::int64_t last_step() const { return last_; } // of the newest whole checkpoint in the folder; 0: none
+  const std::filesystem::path& folder() const { return folder_; }
 
 private:
+  void choose();
   void save(Session& session, std::int64_t step);
   void compare() const; // Error for another model, a line for everything else that differs
 
@@ -49,6 +56,7 @@ private:
   std::function<void(const std::string&)> tell_;
   std::optional<Reader> source_ = {};
   std::int64_t last_ = 0;
+  std::string started_from_ = {}; // a checkpoint of another folder
 };
 
 // Cuts a log of JSON lines with a "step" each after `step`: what a resumed run will write again, and a
