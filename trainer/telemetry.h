@@ -14,7 +14,7 @@ struct StepRecord {
   StepResult result;
   double gradient_norm = 0, learning_rate = 0;
   Seconds seconds = 0;               // data, forward, backward and update
-  Flops model_flops = 0;             // of the step, forward and backward
+  Flops model_flops = 0;             // of the step, forward and backward; a rank's share
   FlopsPerSecond device_peak = 0;    // dense; 0: unknown
   bool warm_up = false;              // left out of averages
 };

@@ -14,7 +14,7 @@ Training::Training(Session& session, const config::Train& train, const Tokens& t
     : session_(session), train_(train), tokens_(tokens) {
   const config::Run& run = session.run_settings();
   model_flops_ = model::model_flops_per_token(session.model(), run.seq, run.train_mtp).training() *
-                 static_cast<double>(run.global_batch * run.seq);
+                 static_cast<double>(run.global_batch * run.seq) / static_cast<double>(session.ranks().size());
   session.parameters().initialise(train.seed);
 }
 

@@ -26,7 +26,7 @@ private:
   Session& session_;
   const config::Train& train_;
   const Tokens& tokens_;
-  Flops model_flops_ = 0; // a step
+  Flops model_flops_ = 0; // of a step, a rank
   std::int64_t done_ = 0, first_ = 0; // steps; those done before this process
   double last_loss_ = 0;  // of step done_
 

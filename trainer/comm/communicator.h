@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "core/dtype.h"
@@ -49,6 +50,14 @@ public:
   virtual void sum_on_host(std::span<double> values) = 0;
 };
 
+// One exchange and how long it took, waiting for the other ranks included. Bytes as model::Collective counts them.
+struct TimedExchange {
+  std::string kind; // "all_to_all", ... as in hardware profiles
+  int ranks = 1;
+  Bytes bytes = 0;
+  Seconds seconds = 0;
+};
+
 // All ranks of a run, and how groups of them are formed.
 class World {
 public:
@@ -58,6 +67,9 @@ public:
   // The group of `members` (world ranks in ascending order, this one among them). Every rank of the world
   // calls it at the same time, each with the group it belongs to. The world outlives its groups.
   virtual std::unique_ptr<Communicator> group(const std::vector<int>& members) = 0;
+  // Times exchanges from here on, where a world can (NCCL's, by the GPU's clock). timed_exchanges ends it, and waits for them.
+  virtual void time_exchanges() {}
+  virtual std::vector<TimedExchange> timed_exchanges() { return {}; }
   // Ends every rank with `status` as exit status. Returns only where there is nobody to end.
   virtual void abort(int status) = 0;
 };

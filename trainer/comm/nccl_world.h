@@ -15,13 +15,14 @@ struct NcclOptions {
   Seconds patience = 600;         // for a peer, before it counts as lost
 };
 
-// The ranks of `host`, one GPU each (the current device of the calling thread), exchanging device memory through
-// NCCL. Ids, barriers, sums on the host and messages between two ranks go through `host` (messages by way of host
-// memory: they are buffered and may overtake each other by tag, which streams cannot). Exchanges run on a stream of
-// their own, in order with `compute`, and return at once. Sums add up in the order of the ranks whatever
-// NCCL's algorithms are: everyone sends everyone its piece, adds, and gives the sum back, which is the traffic
-// of a ring. A lost or silent peer aborts the communicator, so that the GPU's work ends, and the next call
-// throws Error{Nccl}. `host` outlives the world, which outlives its groups.
+// The ranks of `host`, one GPU each (the current device of the calling thread), exchanging device memory through NCCL.
+// Ids, barriers and sums on the host go through `host`. Exchanges run on a stream of their own, in order with `compute`,
+// and return at once; groups of the same ranks share one connection. Sums add up in the order of the ranks whatever
+// NCCL's algorithms are: everyone sends everyone its piece, adds, and gives the sum back, which is the traffic of a ring.
+// Messages between two ranks have one stream for even tags and one for odd ones (activations and gradients of a
+// pipeline), and are received in the order they are sent: only even and odd ones overtake each other. A lost or silent
+// peer aborts the communicator, so that the GPU's work ends, and the next call throws Error{Nccl}. `host` outlives the
+// world, which outlives its groups.
 std::unique_ptr<World> start_nccl(World& host, const NcclOptions& options);
 
 std::string nccl_version(); // "2.28.3"

@@ -1,7 +1,7 @@
 #include "kernels/attention/core.h"
 #include "kernels/common/elementwise.h"
 #include "kernels/norm/head_norm.h"
-#include "trainer/cuda/ops.h"
+#include "trainer/cuda/context.h"
 
 namespace gdn::trainer::cuda {
 
@@ -43,12 +43,12 @@ kernels::HeadNorm rotation_of(const OpCall& c, Engine& e, std::int64_t elements,
   n.rotary = static_cast<int>(a.rotary_dim);
   n.theta = a.theta;
   n.heads = static_cast<int>(heads);
-  n.positions = e.batch(c).positions;
+  n.positions = e.batch(c).local_positions;
   return n;
 }
 kernels::HeadNorm rope_of(const OpCall& c, Engine& e) {
   const model::Tensor& y = c.list().tensor(c.op().outputs[0]);
-  return rotation_of(c, e, y.elements(), y.elements() / e.batch(c).tokens / c.attr<AttentionAttr>().head_dim);
+  return rotation_of(c, e, y.elements(), y.elements() / e.batch(c).local / c.attr<AttentionAttr>().head_dim);
 }
 void rope_forward(const OpCall& c, Engine& e) {
   kernels::head_norm_forward(rope_of(c, e), matrix(c.in(0)), matrix(c.out(0)), nullptr, e.launch());
@@ -89,7 +89,7 @@ void pre_backward(const OpCall& c, Engine& e) {
   }
 }
 
-// inputs q, k, v; outputs o, lse.
+// inputs q, k, v; outputs o, lse. Without an exchange of its own the op sees whole sequences, whoever brought them together.
 kernels::AttentionShape shape_of(const OpCall& c, Engine& e) {
   const auto& a = c.attr<AttentionAttr>();
   const DeviceBatch& b = e.batch(c);
@@ -99,10 +99,12 @@ Matrix rows(const OpCall& c, const View& v, Engine& e) { return matrix(with_rows
 Gradient rows(const OpCall& c, const GradView& g, Engine& e) { return gradient(with_rows(c, g, e.batch(c).tokens)); }
 
 void core_forward(const OpCall& c, Engine& e) {
+  if (!c.op().collectives.empty()) return gathered_attention_forward(c, e);
   kernels::attention_forward({shape_of(c, e), rows(c, c.in(0), e), rows(c, c.in(1), e), rows(c, c.in(2), e), rows(c, c.out(0), e),
                               data<float>(c.out(1))}, e.launch());
 }
 void core_backward(const OpCall& c, Engine& e) {
+  if (!c.op().collectives.empty()) return gathered_attention_backward(c, e);
   kernels::attention_backward({shape_of(c, e), rows(c, c.in(0), e), rows(c, c.in(1), e), rows(c, c.in(2), e), rows(c, c.out(0), e),
                                data<float>(c.out(1)), rows(c, c.d_out(0), e), rows(c, c.d_in(0), e), rows(c, c.d_in(1), e),
                                rows(c, c.d_in(2), e)}, e.launch(c));

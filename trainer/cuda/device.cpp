@@ -16,6 +16,8 @@
 #include "kernels/gdn/chunk_table.h"
 #include "kernels/gemm/grouped_gemm.h"
 #include "kernels/optimizer/adamw.h"
+#include "trainer/comm/ranks.h"
+#include "trainer/cuda/gpus.h"
 #include "trainer/cuda/ops.h"
 
 namespace gdn::trainer {
@@ -57,7 +59,10 @@ private:
 std::string refusal(const model::Op& op) {
   const kernels::OwnEntry& entry = kernels::own_entry(op.kind);
   if (!entry.work) return std::string(entry.reason);
-  if (!op.collectives.empty()) return "collectives need more than one rank";
+  if (const auto* a = std::get_if<model::LinearAttr>(&op.attr); a && a->tp > 1 && a->mode == model::TensorParallel::Row && op.params.size() > 1)
+    return "a bias behind the sum over tensor-parallel ranks is not executed";
+  if (op.kind == model::OpKind::CoreAttention && !op.collectives.empty() && op.collectives[0].kind != model::CollectiveKind::AllGather)
+    return "attention around a ring of context-parallel ranks is priced, not executed (cp_comm_type: all_gather or a2a)";
   for (const model::ParamRef& p : op.params) {
     const bool gate = p.name.ends_with("A_log") || p.name.ends_with("dt_bias") || p.name.ends_with("expert_bias");
     if (p.dtype != DType::BF16 && !gate) return fmt::format("'{}' is {}, and the kernels take bf16", p.name, name_of(p.dtype));
@@ -108,10 +113,23 @@ struct CudaDevice::State {
   cudaEvent_t before = nullptr, after = nullptr;
 };
 
-CudaDevice::CudaDevice() : state_(std::make_unique<State>()) {
+namespace {
+
+// This rank's GPU becomes the thread's: before anything is made that belongs to one.
+int open_gpu() {
+  const int gpu = cuda::gpu_of_rank();
+  GDN_CUDA(cudaSetDevice(gpu));
+  return gpu;
+}
+
+} // namespace
+
+CudaDevice::CudaDevice() {
+  const int gpu = open_gpu();
+  state_ = std::make_unique<State>();
   State& s = *state_;
   cudaDeviceProp p;
-  GDN_CUDA(cudaGetDeviceProperties(&p, 0));
+  GDN_CUDA(cudaGetDeviceProperties(&p, gpu));
   s.name = p.name;
   s.engine.sm_count = p.multiProcessorCount;
   GDN_CUDA(cudaStreamCreateWithFlags(&s.engine.stream, cudaStreamNonBlocking));
@@ -201,11 +219,16 @@ void CudaDevice::to_host(void* to, const std::byte* from, Bytes bytes) {
 
 void CudaDevice::synchronise() { GDN_CUDA(cudaStreamSynchronize(state_->engine.stream)); }
 
+std::unique_ptr<World> CudaDevice::connect(World& host) {
+  if (host.size() == 1) return nullptr;
+  return cuda::connect_gpus(host, state_->engine.stream, state_->engine.sm_count);
+}
+
 // Ids, labels, positions and the tables of chunks of every micro-batch, in one copy.
 void CudaDevice::begin_step(const StepContext& context) {
   State& s = *state_;
   struct Offsets {
-    Bytes ids, labels, positions, sequences, table;
+    Bytes ids, labels, positions, sequences, local, local_positions, table;
   };
   Parts parts;
   std::vector<Offsets> at;
@@ -216,6 +239,9 @@ void CudaDevice::begin_step(const StepContext& context) {
     o.labels = parts.add(tokens * 8);
     o.positions = parts.add(tokens * 4);
     o.sequences = parts.add((sequences + 1) * 8);
+    const Bytes local = b.shards ? static_cast<Bytes>(b.shards->positions.size()) * 4 : 0;
+    o.local = parts.add(local);
+    o.local_positions = parts.add(local);
     at.push_back(o);
   }
   const Bytes copied = parts.end();
@@ -233,6 +259,10 @@ void CudaDevice::begin_step(const StepContext& context) {
     auto* positions = reinterpret_cast<std::int32_t*>(host.data() + at[i].positions);
     for (size_t q = 0; q + 1 < b.sequences.size(); ++q)
       for (std::int64_t t = b.sequences[q]; t < b.sequences[q + 1]; ++t) positions[t] = static_cast<std::int32_t>(t - b.sequences[q]);
+    if (!b.shards) continue;
+    const std::vector<std::int64_t>& mine = b.shards->tokens[static_cast<size_t>(context.ranks->place().cp)];
+    std::copy(mine.begin(), mine.end(), reinterpret_cast<std::int32_t*>(host.data() + at[i].local));
+    std::copy(b.shards->positions.begin(), b.shards->positions.end(), reinterpret_cast<std::int32_t*>(host.data() + at[i].local_positions));
   }
   to_device(s.step.data(), host.data(), copied);
 
@@ -246,6 +276,9 @@ void CudaDevice::begin_step(const StepContext& context) {
     d.ids = reinterpret_cast<const std::int64_t*>(base + at[i].ids);
     d.labels = reinterpret_cast<const std::int64_t*>(base + at[i].labels);
     d.positions = reinterpret_cast<const std::int32_t*>(base + at[i].positions);
+    d.local = b.shards ? static_cast<std::int64_t>(b.shards->positions.size()) : d.tokens;
+    d.local_tokens = b.shards ? reinterpret_cast<const std::int32_t*>(base + at[i].local) : nullptr;
+    d.local_positions = b.shards ? reinterpret_cast<const std::int32_t*>(base + at[i].local_positions) : d.positions;
     d.table = kernels::gdn_chunk_table_at(base + at[i].table, d.tokens, d.sequences);
     kernels::gdn_chunk_table({base + at[i].sequences, true, d.tokens, d.sequences, d.table}, s.engine.launch());
     s.engine.batches.push_back(d);

@@ -8,7 +8,7 @@ namespace gdn::trainer {
 // Whether a GPU is there that the kernels run on; `why` says what is missing.
 bool have_cuda_device(std::string* why = nullptr);
 
-// Runs ops with the kernels of kernels/ on one stream of one GPU, asynchronously. No allocation and no wait inside
+// Runs ops with the kernels of kernels/ on one stream of this rank's GPU, asynchronously; exchanges between ranks on another. No allocation and no wait inside
 // a step: what a step collects stays in device memory until it ends. Results are bitwise repeatable.
 class CudaDevice final : public Device {
 public:
@@ -30,6 +30,8 @@ public:
   void to_device(std::byte* to, const void* from, Bytes bytes) override;
   void to_host(void* to, const std::byte* from, Bytes bytes) override;
   void synchronise() override;
+
+  std::unique_ptr<World> connect(World& host) override; // null for a rank alone
 
   void begin_step(const StepContext& context) override;
   void end_step(const StepContext& context) override;

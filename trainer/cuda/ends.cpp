@@ -6,7 +6,9 @@
 #include "kernels/common/reduce.h"
 #include "kernels/loss/cross_entropy.h"
 #include "kernels/loss/embedding.h"
-#include "trainer/cuda/ops.h"
+#include "kernels/ranks/rows.h"
+#include "kernels/ranks/vocabulary.h"
+#include "trainer/cuda/vocabulary.h"
 
 namespace gdn::trainer::cuda {
 
@@ -27,7 +29,10 @@ void data_forward(const OpCall& c, Engine& e) {
   View to = c.out(0);
   to.rows *= to.cols;
   to.cols = to.stride = 1;
-  kernels::shift_tokens(labels ? b.labels : b.ids, b.positions, shift, labels ? kIgnoreLabel : 0, matrix(to), e.launch());
+  const std::int64_t* from = labels ? b.labels : b.ids;
+  const std::int64_t outside = labels ? kIgnoreLabel : 0;
+  if (b.local_tokens) kernels::shift_tokens_of(from, b.positions, b.tokens, b.local_tokens, shift, outside, matrix(to), e.launch());
+  else kernels::shift_tokens(from, b.positions, shift, outside, matrix(to), e.launch());
 }
 
 // inputs ids [N]; output y [N, h]; parameter [rows of the table, h].
@@ -38,12 +43,38 @@ View table(const OpCall& c, View whole) {
   return whole;
 }
 std::int64_t table_elements(const OpCall& c) { return c.op().params[0].elements; }
+// Over TP ranks every rank holds rows of the table, ids of others' rows add nothing, and outputs are sums; with sequence
+// parallelism a rank keeps its rows of them, and gathers their gradient.
+View ids_here(const OpCall& c, Engine& e, std::int64_t rows, LaunchContext& memory) {
+  View ids = c.in(0);
+  if (c.op().collectives.empty()) return ids;
+  ids.rows *= ids.cols;
+  ids.cols = ids.stride = 1;
+  const View here = take(memory, DType::Int64, ids.rows, 1);
+  kernels::local_ids(matrix(ids), c.group(Group::Tp).rank() * rows, rows, matrix(here), e.launch());
+  return here;
+}
 void embedding_forward(const OpCall& c, Engine& e) {
-  kernels::embedding_forward(matrix(c.in(0)), matrix(table(c, c.param(0, 1, table_elements(c)))), matrix(c.out(0)), e.launch());
+  const View rows = table(c, c.param(0, 1, table_elements(c))), y = c.out(0);
+  LaunchContext memory = ranks_memory(c, e);
+  const View ids = ids_here(c, e, rows.rows, memory);
+  const bool divided = !c.op().collectives.empty(), scatters = divided && y.rows < ids.rows;
+  const View whole = scatters ? take(memory, y.dtype, ids.rows, y.cols) : y;
+  kernels::embedding_forward(matrix(ids), matrix(rows), matrix(whole), e.launch());
+  if (scatters) scatter_sum(c.group(Group::Tp), whole, {y, false}, e);
+  else if (divided) reduce(c.group(Group::Tp), y);
 }
 void embedding_backward(const OpCall& c, Engine& e) {
-  const View ids = c.in(0), dy = c.d_out(0);
-  if (const View d = c.param_grad(0, 1, table_elements(c))) kernels::embedding_backward(matrix(ids), matrix(dy), matrix(table(c, d)), e.launch(c));
+  View dy = c.d_out(0);
+  const View d = c.param_grad(0, 1, table_elements(c));
+  LaunchContext memory = ranks_memory(c, e);
+  const View ids = ids_here(c, e, table_elements(c) / c.attr<model::RowsAttr>().width, memory);
+  if (!c.op().collectives.empty() && dy.rows < ids.rows) {
+    const View all = take(memory, dy.dtype, ids.rows, dy.cols);
+    gather_rows(c.group(Group::Tp), dy, all, e);
+    dy = all;
+  }
+  if (d) kernels::embedding_backward(matrix(ids), matrix(dy), matrix(table(c, d)), e.launch(c));
 }
 
 // Inputs side by side, or one below the other where they are as wide as the output.
@@ -73,6 +104,7 @@ void concat_backward(const OpCall& c, Engine& e) {
 
 // inputs logits [N, V], labels [N]; outputs loss [N] and what attr.form keeps.
 void cross_entropy_forward(const OpCall& c, Engine& e) {
+  if (!c.op().collectives.empty()) return divided_cross_entropy_forward(c, e);
   kernels::CrossEntropyForwardParams p{.logits = matrix(c.in(0)), .labels = matrix(c.in(1)), .loss = matrix(c.out(0))};
   switch (c.attr<LossAttr>().form) {
   case LossForm::Softmax:
@@ -87,6 +119,7 @@ void cross_entropy_forward(const OpCall& c, Engine& e) {
 }
 
 void cross_entropy_backward(const OpCall& c, Engine& e) {
+  if (!c.op().collectives.empty() && c.attr<LossAttr>().form == LossForm::Logits) return divided_cross_entropy_backward(c, e);
   const View d_loss = c.d_out(0), kept = c.out(1);
   const GradView d_logits = c.d_in(0);
   kernels::CrossEntropyBackwardParams p{.d_loss = matrix(d_loss), .d_logits = gradient(d_logits)};
@@ -127,6 +160,7 @@ template <class F> void for_chunks(const OpCall& c, Engine& e, const View& x, F&
 
 // inputs x [N, h], labels; outputs loss, log-sum-exp [N]; parameter [V, h].
 void chunked_forward(const OpCall& c, Engine& e) {
+  if (!c.op().collectives.empty()) return divided_linear_cross_entropy_forward(c, e);
   const View x = c.in(0), labels = c.in(1), loss = c.out(0), lse = c.out(1);
   for_chunks(c, e, x, [&](std::int64_t first, std::int64_t rows, const Matrix&, const Matrix& logits, const Matrix&, const LaunchContext& context) {
     auto part = [&](const View& v) { return kernels::row_range(matrix(v), first, rows); };
@@ -134,6 +168,7 @@ void chunked_forward(const OpCall& c, Engine& e) {
   });
 }
 void chunked_backward(const OpCall& c, Engine& e) {
+  if (!c.op().collectives.empty()) return divided_linear_cross_entropy_backward(c, e);
   const View x = c.in(0), labels = c.in(1), d_loss = c.d_out(0), lse = c.out(1);
   const GradView dx = c.d_in(0);
   const View dw = c.param_grad(0, c.attr<LossAttr>().vocab, x.cols);

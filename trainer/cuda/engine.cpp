@@ -8,7 +8,7 @@
 namespace gdn::trainer::cuda {
 
 kernels::LaunchContext Engine::launch(const OpCall& c) const {
-  const Bytes bytes = kernels::own_entry(c.op().kind).work(c.list(), c.op(), c.step()).scratch;
+  const Bytes bytes = kernels::own_work(c.list(), c.op(), c.step()).scratch;
   if (bytes == 0) return launch();
   return {stream, sm_count, c.scratch(bytes).data(), bytes};
 }

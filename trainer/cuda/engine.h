@@ -16,6 +16,10 @@ struct DeviceBatch {
   const std::int32_t* positions = nullptr;              // [tokens], in their sequences
   kernels::GdnChunkTable table = {};                    // tiles of 64 tokens of every sequence
   std::int64_t tokens = 0, sequences = 0;
+  // The tokens that this rank holds under context parallelism, else all of them.
+  std::int64_t local = 0;
+  const std::int32_t* local_tokens = nullptr;           // [local], in the micro-batch; null: all
+  const std::int32_t* local_positions = nullptr;        // [local], in their sequences
 };
 
 // Sums of a step, as StepTotals.

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <optional>
 
 #include "kernels/common/elementwise.h"
 #include "kernels/describe/own.h"
@@ -9,7 +10,7 @@
 #include "kernels/gdn/gates.h"
 #include "kernels/gdn/gdn_pre.h"
 #include "kernels/norm/head_norm.h"
-#include "trainer/cuda/ops.h"
+#include "trainer/cuda/context.h"
 
 namespace gdn::trainer::cuda {
 
@@ -27,20 +28,31 @@ kernels::GdnShape shape_of(const OpCall& c, Engine& e) {
 
 // ------------------------------------------------------------------------------------- front end ----
 
+// Channels of this rank's heads in the sections q, k, v.
+std::vector<std::int64_t> channels_of(const GdnAttr& a) { return {a.key_heads * a.key_dim, a.key_heads * a.key_dim, a.value_heads * a.value_dim}; }
+
 // inputs qkv [R, C]; outputs conv [R, C]; parameters weight [C, 4], bias [C].
-template <bool kSilu> kernels::Conv conv_of(const OpCall& c, Engine& e) {
-  const View x = c.in(0);
-  return {kSilu, matrix(x), matrix(c.param(0, x.cols, c.attr<GdnAttr>().kernel)),
-          c.op().params.size() > 1 ? matrix(c.param(1, 1, x.cols)) : Matrix{}, e.batch(c).positions};
-}
+struct ConvOperands {
+  LaunchContext memory;
+  HeadSlice weight;
+  std::optional<HeadSlice> bias;
+  ConvOperands(const OpCall& c, Engine& e)
+      : memory(ranks_memory(c, e)), weight(c, e, 0, channels_of(c.attr<GdnAttr>()), c.attr<GdnAttr>().kernel, memory) {
+    if (c.op().params.size() > 1) bias.emplace(c, e, 1, channels_of(c.attr<GdnAttr>()), 1, memory);
+  }
+  kernels::Conv conv(const OpCall& c, Engine& e, bool silu) const {
+    return {silu, matrix(c.in(0)), matrix(weight.value()), bias ? matrix(as_row(bias->value())) : Matrix{}, e.batch(c).positions};
+  }
+};
 template <bool kSilu> void conv_forward(const OpCall& c, Engine& e) {
-  kernels::conv_forward(conv_of<kSilu>(c, e), matrix(c.out(0)), e.launch());
+  kernels::conv_forward(ConvOperands(c, e).conv(c, e, kSilu), matrix(c.out(0)), e.launch());
 }
 template <bool kSilu> void conv_backward(const OpCall& c, Engine& e) {
-  const kernels::Conv conv = conv_of<kSilu>(c, e);
-  const View db = c.op().params.size() > 1 ? c.param_grad(1, 1, conv.x.cols) : View{};
-  kernels::conv_backward(conv, matrix(c.d_out(0)), gradient(c.d_in(0)), data<float>(c.param_grad(0, conv.x.cols, c.attr<GdnAttr>().kernel)),
-                         data<float>(db), e.launch(c));
+  ConvOperands p(c, e);
+  const View dw = p.weight.gradient(), db = p.bias ? p.bias->gradient() : View{};
+  kernels::conv_backward(p.conv(c, e, kSilu), matrix(c.d_out(0)), gradient(c.d_in(0)), data<float>(dw), data<float>(db), e.launch(c));
+  p.weight.finish();
+  if (p.bias) p.bias->finish();
 }
 
 void silu_forward(const OpCall& c, Engine& e) { kernels::silu_forward(matrix(c.in(0)), matrix(c.out(0)), e.launch()); }
@@ -89,21 +101,44 @@ void expand_backward(const OpCall& c, Engine& e) {
 
 // inputs beta logits, alpha [R, Hv]; outputs g, beta; parameters A_log, dt_bias.
 float beta_factor(const OpCall& c) { return c.attr<GdnAttr>().negative_eigenvalues ? 2.0f : 1.0f; }
+struct GateOperands {
+  LaunchContext memory;
+  HeadSlice a_log, dt_bias;
+  GateOperands(const OpCall& c, Engine& e)
+      : memory(ranks_memory(c, e)), a_log(c, e, 0, {c.attr<GdnAttr>().value_heads}, 1, memory), dt_bias(c, e, 1, {c.attr<GdnAttr>().value_heads}, 1, memory) {}
+};
 void gates_forward(const OpCall& c, Engine& e) {
-  const std::int64_t heads = c.attr<GdnAttr>().value_heads;
-  kernels::decay_forward(matrix(c.in(1)), matrix(c.param(0, 1, heads)), matrix(c.param(1, 1, heads)), 1, matrix(c.out(0)), e.launch());
+  const GateOperands p(c, e);
+  kernels::decay_forward(matrix(c.in(1)), matrix(as_row(p.a_log.value())), matrix(as_row(p.dt_bias.value())), 1, matrix(c.out(0)), e.launch());
   kernels::sigmoid_forward(matrix(c.in(0)), beta_factor(c), matrix(c.out(1)), e.launch());
 }
 void gates_backward(const OpCall& c, Engine& e) {
-  const std::int64_t heads = c.attr<GdnAttr>().value_heads;
-  kernels::decay_backward({.f = matrix(c.in(1)), .a_log = matrix(c.param(0, 1, heads)), .dt_bias = matrix(c.param(1, 1, heads)),
-                           .dg = matrix(c.d_out(0)), .df = gradient(c.d_in(1)), .d_a_log = data<float>(c.param_grad(0, 1, heads)),
-                           .d_dt_bias = data<float>(c.param_grad(1, 1, heads))}, e.launch(c));
+  GateOperands p(c, e);
+  const View d_a_log = p.a_log.gradient(), d_dt_bias = p.dt_bias.gradient();
+  kernels::decay_backward({.f = matrix(c.in(1)), .a_log = matrix(as_row(p.a_log.value())), .dt_bias = matrix(as_row(p.dt_bias.value())),
+                           .dg = matrix(c.d_out(0)), .df = gradient(c.d_in(1)), .d_a_log = data<float>(d_a_log),
+                           .d_dt_bias = data<float>(d_dt_bias)}, e.launch(c));
+  p.a_log.finish();
+  p.dt_bias.finish();
   kernels::sigmoid_backward(matrix(c.in(0)), beta_factor(c), matrix(c.d_out(1)), gradient(c.d_in(0)), e.launch());
 }
 
 // The fused front end. inputs qkv, beta logits, alpha; outputs q, k, v, g, beta; parameters conv, A_log, dt_bias, [bias].
-kernels::GdnPreInputs pre_of(const OpCall& c, Engine& e) {
+struct PreOperands {
+  LaunchContext memory;
+  HeadSlice conv, a_log, dt_bias;
+  std::optional<HeadSlice> bias;
+  PreOperands(const OpCall& c, Engine& e)
+      : memory(ranks_memory(c, e)), conv(c, e, 0, channels_of(c.attr<GdnAttr>()), c.attr<GdnAttr>().kernel, memory),
+        a_log(c, e, 1, {c.attr<GdnAttr>().value_heads}, 1, memory), dt_bias(c, e, 2, {c.attr<GdnAttr>().value_heads}, 1, memory) {
+    if (c.op().params.size() > 3) bias.emplace(c, e, 3, channels_of(c.attr<GdnAttr>()), 1, memory);
+  }
+  void finish() {
+    for (HeadSlice* s : {&conv, &a_log, &dt_bias}) s->finish();
+    if (bias) bias->finish();
+  }
+};
+kernels::GdnPreInputs pre_of(const OpCall& c, Engine& e, const PreOperands& p) {
   const auto& a = c.attr<GdnAttr>();
   const View qkv = c.in(0), beta = c.in(1), alpha = c.in(2);
   kernels::GdnPreInputs in;
@@ -115,22 +150,24 @@ kernels::GdnPreInputs pre_of(const OpCall& c, Engine& e) {
   in.beta_stride = beta.stride;
   in.alpha = data<Bf16>(alpha);
   in.alpha_stride = alpha.stride;
-  in.conv_weight = data<Bf16>(c.param(0, qkv.cols, a.kernel));
-  if (c.op().params.size() > 3) in.conv_bias = data<Bf16>(c.param(3, 1, qkv.cols));
-  in.a_log = data<float>(c.param(1, 1, a.value_heads));
-  in.dt_bias = data<float>(c.param(2, 1, a.value_heads));
+  in.conv_weight = data<Bf16>(p.conv.value());
+  if (p.bias) in.conv_bias = data<Bf16>(p.bias->value());
+  in.a_log = data<float>(p.a_log.value());
+  in.dt_bias = data<float>(p.dt_bias.value());
   in.normalise = a.normalise;
   in.epsilon = kL2Eps;
   in.double_beta = a.negative_eigenvalues;
   return in;
 }
 void pre_forward(const OpCall& c, Engine& e) {
-  kernels::gdn_pre_forward({pre_of(c, e), data<Bf16>(c.out(0)), data<Bf16>(c.out(1)), data<Bf16>(c.out(2)), data<float>(c.out(3)),
+  const PreOperands operands(c, e);
+  kernels::gdn_pre_forward({pre_of(c, e, operands), data<Bf16>(c.out(0)), data<Bf16>(c.out(1)), data<Bf16>(c.out(2)), data<float>(c.out(3)),
                             data<float>(c.out(4))}, e.launch());
 }
 void pre_backward(const OpCall& c, Engine& e) {
+  PreOperands operands(c, e);
   kernels::GdnPreBackwardParams p;
-  p.in = pre_of(c, e);
+  p.in = pre_of(c, e, operands);
   p.dq = data<Bf16>(contiguous(c, c.d_out(0)));
   p.dk = data<Bf16>(contiguous(c, c.d_out(1)));
   p.dv = data<Bf16>(contiguous(c, c.d_out(2)));
@@ -143,12 +180,12 @@ void pre_backward(const OpCall& c, Engine& e) {
   p.d_beta_stride = d_beta.stride;
   p.d_alpha = data<Bf16>(d_alpha);
   p.d_alpha_stride = d_alpha.stride;
-  const std::int64_t channels = d_qkv.cols, heads = c.attr<GdnAttr>().value_heads;
-  p.d_conv_weight = data<float>(c.param_grad(0, channels, c.attr<GdnAttr>().kernel));
-  p.d_a_log = data<float>(c.param_grad(1, 1, heads));
-  p.d_dt_bias = data<float>(c.param_grad(2, 1, heads));
-  if (c.op().params.size() > 3) p.d_conv_bias = data<float>(c.param_grad(3, 1, channels));
+  p.d_conv_weight = data<float>(operands.conv.gradient());
+  p.d_a_log = data<float>(operands.a_log.gradient());
+  p.d_dt_bias = data<float>(operands.dt_bias.gradient());
+  if (operands.bias) p.d_conv_bias = data<float>(operands.bias->gradient());
   kernels::gdn_pre_backward(p, e.launch(c));
+  operands.finish();
 }
 
 // ------------------------------------------------------------------------------------------ rule ----

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <optional>
 
 #include "kernels/common/elementwise.h"
 #include "kernels/describe/own.h"
@@ -6,7 +7,7 @@
 #include "kernels/gdn/gates.h"
 #include "kernels/gdn/gdn2.h"
 #include "kernels/norm/head_norm.h"
-#include "trainer/cuda/ops.h"
+#include "trainer/cuda/context.h"
 
 namespace gdn::trainer::cuda {
 
@@ -38,11 +39,18 @@ struct Widths {
     repeat = c.list().tensor(c.op().outputs[0]).cols() / keys;
   }
 };
+struct GateOperands {
+  LaunchContext memory;
+  HeadSlice a_log, dt_bias;
+  GateOperands(const OpCall& c, Engine& e, const Widths& s)
+      : memory(ranks_memory(c, e)), a_log(c, e, 0, {s.keys / s.dk}, 1, memory), dt_bias(c, e, 1, {s.keys}, 1, memory) {}
+};
 void gates_forward(const OpCall& c, Engine& e) {
   const Widths s(c);
+  const GateOperands p(c, e, s);
   LaunchContext context = e.launch(c);
   const Matrix decay = dense(context, DType::FP32, s.rows, s.keys), erase = dense(context, DType::BF16, s.rows, s.keys);
-  kernels::decay_forward(matrix(c.in(0)), matrix(c.param(0, 1, s.keys / s.dk)), matrix(c.param(1, 1, s.keys)), static_cast<int>(s.dk), decay, context);
+  kernels::decay_forward(matrix(c.in(0)), matrix(as_row(p.a_log.value())), matrix(as_row(p.dt_bias.value())), static_cast<int>(s.dk), decay, context);
   kernels::repeat_heads_forward(decay, s.dk, s.repeat, matrix(c.out(0)), context);
   kernels::sigmoid_forward(matrix(c.in(1)), 1, erase, context);
   kernels::repeat_heads_forward(erase, s.dk, s.repeat, matrix(c.out(1)), context);
@@ -50,13 +58,17 @@ void gates_forward(const OpCall& c, Engine& e) {
 }
 void gates_backward(const OpCall& c, Engine& e) {
   const Widths s(c);
+  GateOperands p(c, e, s);
   LaunchContext context = e.launch(c);
   const Matrix decay = dense(context, DType::FP32, s.rows, s.keys), erase = dense(context, DType::FP32, s.rows, s.keys);
   kernels::repeat_heads_backward(matrix(c.d_out(0)), s.dk, s.repeat, {decay, false}, context);
   kernels::repeat_heads_backward(matrix(c.d_out(1)), s.dk, s.repeat, {erase, false}, context);
-  kernels::decay_backward({.f = matrix(c.in(0)), .a_log = matrix(c.param(0, 1, s.keys / s.dk)), .dt_bias = matrix(c.param(1, 1, s.keys)),
+  const View d_a_log = p.a_log.gradient(), d_dt_bias = p.dt_bias.gradient();
+  kernels::decay_backward({.f = matrix(c.in(0)), .a_log = matrix(as_row(p.a_log.value())), .dt_bias = matrix(as_row(p.dt_bias.value())),
                            .key_dim = static_cast<int>(s.dk), .dg = decay, .df = gradient(c.d_in(0)),
-                           .d_a_log = data<float>(c.param_grad(0, 1, s.keys / s.dk)), .d_dt_bias = data<float>(c.param_grad(1, 1, s.keys))}, context);
+                           .d_a_log = data<float>(d_a_log), .d_dt_bias = data<float>(d_dt_bias)}, context);
+  p.a_log.finish();
+  p.dt_bias.finish();
   kernels::sigmoid_backward(matrix(c.in(1)), 1, erase, gradient(c.d_in(1)), context);
   kernels::sigmoid_backward(matrix(c.in(2)), 1, matrix(c.d_out(2)), gradient(c.d_in(2)), context);
 }
@@ -108,17 +120,20 @@ void rule_backward(const OpCall& c, Engine& e) {
 struct FrontEnd {
   const OpCall& c;
   Engine& e;
-  LaunchContext context;
+  LaunchContext context, memory;
   View qkv;
   std::int64_t keys, values; // columns of q, of v
+  HeadSlice weight, a_log, dt_bias;
+  std::optional<HeadSlice> bias;
   kernels::Conv conv;
   Matrix rows;               // the convolution's output
-  FrontEnd(const OpCall& call, Engine& engine) : c(call), e(engine), context(engine.launch(call)), qkv(call.in(0)) {
-    const auto& a = c.attr<GdnAttr>();
-    keys = a.key_heads * a.key_dim;
-    values = a.value_heads * a.value_dim;
-    conv = {true, matrix(qkv), matrix(c.param(0, qkv.cols, a.kernel)), c.op().params.size() > 3 ? matrix(c.param(3, 1, qkv.cols)) : Matrix{},
-            e.batch(c).positions};
+  FrontEnd(const OpCall& call, Engine& engine)
+      : c(call), e(engine), context(engine.launch(call)), memory(ranks_memory(call, engine)), qkv(call.in(0)),
+        keys(c.attr<GdnAttr>().key_heads * c.attr<GdnAttr>().key_dim), values(c.attr<GdnAttr>().value_heads * c.attr<GdnAttr>().value_dim),
+        weight(c, e, 0, {keys, keys, values}, c.attr<GdnAttr>().kernel, memory), a_log(c, e, 1, {c.attr<GdnAttr>().key_heads}, 1, memory),
+        dt_bias(c, e, 2, {keys}, 1, memory) {
+    if (c.op().params.size() > 3) bias.emplace(c, e, 3, std::vector<std::int64_t>{keys, keys, values}, 1, memory);
+    conv = {true, matrix(qkv), matrix(weight.value()), bias ? matrix(as_row(bias->value())) : Matrix{}, e.batch(c).positions};
     rows = dense(context, DType::BF16, qkv.rows, qkv.cols);
     kernels::conv_forward(conv, rows, context);
   }
@@ -138,7 +153,7 @@ void pre_forward(const OpCall& c, Engine& e) {
   for (size_t i : {0, 1, 2})
     if (i < 2 && a.normalise) kernels::head_norm_forward(f.norm(), f.section(f.rows, i), matrix(c.out(i)), nullptr, f.context);
     else kernels::copy(f.section(f.rows, i), {matrix(c.out(i)), false}, f.context);
-  kernels::decay_forward(matrix(c.in(1)), matrix(c.param(1, 1, a.key_heads)), matrix(c.param(2, 1, f.keys)), static_cast<int>(a.key_dim),
+  kernels::decay_forward(matrix(c.in(1)), matrix(as_row(f.a_log.value())), matrix(as_row(f.dt_bias.value())), static_cast<int>(a.key_dim),
                          matrix(c.out(3)), f.context);
   kernels::sigmoid_forward(matrix(c.in(2)), 1, matrix(c.out(4)), f.context);
   kernels::sigmoid_forward(matrix(c.in(3)), 1, matrix(c.out(5)), f.context);
@@ -152,11 +167,13 @@ void pre_backward(const OpCall& c, Engine& e) {
     if (i < 2 && a.normalise) kernels::head_norm_backward(f.norm(), {.x = f.section(f.rows, i), .dy = matrix(c.d_out(i)), .dx = to}, f.context);
     else kernels::copy(matrix(c.d_out(i)), to, f.context);
   }
-  const View d_bias = c.op().params.size() > 3 ? c.param_grad(3, 1, f.qkv.cols) : View{};
-  kernels::conv_backward(f.conv, d_rows, gradient(c.d_in(0)), data<float>(c.param_grad(0, f.qkv.cols, a.kernel)), data<float>(d_bias), f.context);
-  kernels::decay_backward({.f = matrix(c.in(1)), .a_log = matrix(c.param(1, 1, a.key_heads)), .dt_bias = matrix(c.param(2, 1, f.keys)),
+  const View d_weight = f.weight.gradient(), d_bias = f.bias ? f.bias->gradient() : View{}, d_a_log = f.a_log.gradient(), d_dt_bias = f.dt_bias.gradient();
+  kernels::conv_backward(f.conv, d_rows, gradient(c.d_in(0)), data<float>(d_weight), data<float>(d_bias), f.context);
+  kernels::decay_backward({.f = matrix(c.in(1)), .a_log = matrix(as_row(f.a_log.value())), .dt_bias = matrix(as_row(f.dt_bias.value())),
                            .key_dim = static_cast<int>(a.key_dim), .dg = matrix(c.d_out(3)), .df = gradient(c.d_in(1)),
-                           .d_a_log = data<float>(c.param_grad(1, 1, a.key_heads)), .d_dt_bias = data<float>(c.param_grad(2, 1, f.keys))}, f.context);
+                           .d_a_log = data<float>(d_a_log), .d_dt_bias = data<float>(d_dt_bias)}, f.context);
+  for (HeadSlice* slice : {&f.weight, &f.a_log, &f.dt_bias}) slice->finish();
+  if (f.bias) f.bias->finish();
   kernels::sigmoid_backward(matrix(c.in(2)), 1, matrix(c.d_out(4)), gradient(c.d_in(2)), f.context);
   kernels::sigmoid_backward(matrix(c.in(3)), 1, matrix(c.d_out(5)), gradient(c.d_in(3)), f.context);
 }

@@ -1,5 +1,7 @@
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include "kernels/common/check.h"
 #include "kernels/common/elementwise.h"
 #include "kernels/common/reduce.h"
 #include "kernels/gemm/grouped_gemm.h"
@@ -7,6 +9,7 @@
 #include "kernels/moe/shared_gate.h"
 #include "kernels/moe/sort.h"
 #include "kernels/moe/swiglu.h"
+#include "trainer/cuda/experts.h"
 #include "trainer/cuda/routing.h"
 
 namespace gdn::trainer::cuda {
@@ -19,6 +22,15 @@ namespace {
 
 // Scores are kept for the chosen k where the weights are a softmax over them, else for all experts.
 bool keeps_chosen(const MoeAttr& a) { return a.renormalise; }
+
+// Slots of all ranks that share the tokens are no tensor of the stack: the forward leaves them where its backward finds them.
+void sum_counts(const OpCall& c, Engine& e, std::int32_t* counts) {
+  if (c.op().collectives.empty()) return;
+  const auto experts = static_cast<size_t>(c.attr<MoeAttr>().experts);
+  for (const model::Collective& sum : c.op().collectives)
+    c.group(sum.group).all_reduce(reinterpret_cast<std::byte*>(counts), static_cast<std::int64_t>(experts), DType::Int32);
+  GDN_CUDA(cudaMemcpyAsync(e.table(c, c.op_index()), counts, experts * 4, cudaMemcpyDeviceToDevice, e.stream));
+}
 
 // inputs logits [T, E]; outputs probs, map [T, E], scores, top indices twice, scores of the auxiliary loss.
 void router_forward(const OpCall& c, Engine& e) {
@@ -36,6 +48,7 @@ void router_forward(const OpCall& c, Engine& e) {
   kernels::route_forward(p, context);
   auto* const counts = static_cast<std::int32_t*>(take(context, a.experts * 4));
   kernels::count_slots(p.experts[0], static_cast<int>(a.experts), counts, context);
+  sum_counts(c, e, counts);
   add_routing_totals(c, e, p.logits, counts, context.scratch);
 }
 
@@ -45,6 +58,7 @@ void router_backward(const OpCall& c, Engine& e) {
   kernels::RouteBackwardParams p;
   p.route = route_of(a);
   const View kept = c.out(2), experts = c.out(3);
+  const std::int64_t tokens = experts.rows * token_shards(c);
   c.out(4); // the indices of the scatter, equal to those of the choice
   (keeps_chosen(a) ? p.weights : p.scores) = matrix(kept);
   p.experts = matrix(experts);
@@ -52,13 +66,13 @@ void router_backward(const OpCall& c, Engine& e) {
   auto* const counts = static_cast<std::int32_t*>(take(context, a.experts * 4));
   if (a.aux_coeff > 0) {
     p.scores = matrix(c.out(5));
-    kernels::count_slots(p.experts, static_cast<int>(a.experts), counts, context);
-    p.counts = counts;
-    p.balance = static_cast<float>(balance_factor(a, experts.rows) * c.context().aux_scale);
+    if (c.op().collectives.empty()) kernels::count_slots(p.experts, static_cast<int>(a.experts), counts, context);
+    p.counts = c.op().collectives.empty() ? counts : e.table(c, c.op_index());
+    p.balance = static_cast<float>(balance_factor(a, tokens) * c.context().aux_scale);
   }
   if (a.z_coeff > 0) {
     p.logits = matrix(c.in(0));
-    p.z = static_cast<float>(2 * a.z_coeff / static_cast<double>(experts.rows) * c.context().aux_scale);
+    p.z = static_cast<float>(2 * a.z_coeff / static_cast<double>(tokens) * c.context().aux_scale);
   }
   p.d_logits = gradient(c.d_in(0));
   kernels::route_backward(p, context);
@@ -74,11 +88,13 @@ Matrix slots_of(const View& row_map, std::int64_t first, std::int64_t k) {
   return m;
 }
 
-// Rows per expert are outside the tensors of the stack: the op that permutes leaves them, the ops on its rows find them.
-int permute_op(const OpCall& c) {
-  int at = c.op_index();
-  while (at >= 0 && c.list().ops[static_cast<size_t>(at)].kind != model::OpKind::Permute)
-    at = c.list().producer(c.list().ops[static_cast<size_t>(at)].inputs.at(0));
+// Rows per expert are outside the tensors of the stack: the op that permutes or dispatches them leaves them, the ops on
+// its rows find them.
+int maker_of_rows(const OpCall& c, bool dispatched, int at) {
+  auto makes = [&](const model::Op& op) {
+    return dispatched && !op.collectives.empty() ? op.kind == model::OpKind::Dispatch : op.kind == model::OpKind::Permute;
+  };
+  while (at >= 0 && !makes(c.list().ops[static_cast<size_t>(at)])) at = c.list().producer(c.list().ops[static_cast<size_t>(at)].inputs.at(0));
   if (at < 0) throw Error(ErrorCode::Internal, fmt::format("{}: its rows come from no permutation", c.name()));
   return at;
 }
@@ -125,12 +141,66 @@ void unpermute_backward(const OpCall& c, Engine& e) {
   kernels::spread_rows(matrix(c.d_out(0)), slots_of(row_map, 0, k), gradient(drows), e.launch());
 }
 
-// On one expert rank the rows are where they must be: exchanges copy.
-void exchange_forward(const OpCall& c, Engine& e) {
-  for (size_t i = 0; i < c.op().inputs.size(); ++i) kernels::copy(matrix(c.in(i)), {matrix(c.out(i)), false}, e.launch());
+// Dispatch: inputs rows, prob at home (native: and the first row of every expert); outputs rows, prob at the experts
+// (native: and offsets, counts). Combine: input rows at the experts (native: and both sizes), output rows at home. On one
+// expert rank the rows are where they must be: exchanges copy.
+bool on_device(const OpCall& c) { return c.op().inputs.size() > (c.op().kind == model::OpKind::Dispatch ? 2u : 1u); }
+
+std::vector<std::int64_t> numbers(const std::int32_t* from, std::int64_t n, Engine& e) {
+  std::vector<std::int32_t> host(static_cast<size_t>(n));
+  GDN_CUDA(cudaMemcpyAsync(host.data(), from, host.size() * 4, cudaMemcpyDeviceToHost, e.stream));
+  GDN_CUDA(cudaStreamSynchronize(e.stream));
+  return {host.begin(), host.end()};
 }
-void exchange_backward(const OpCall& c, Engine& e) {
-  for (size_t i = 0; i < c.op().inputs.size(); ++i) kernels::copy(matrix(c.d_out(i)), gradient(c.d_in(i)), e.launch());
+void store(const std::vector<std::int64_t>& from, std::int32_t* to, Engine& e) {
+  const std::vector<std::int32_t> narrow(from.begin(), from.end());
+  GDN_CUDA(cudaMemcpyAsync(to, narrow.data(), narrow.size() * 4, cudaMemcpyHostToDevice, e.stream));
+}
+
+int dispatch_of(const OpCall& c) {
+  int at = c.op_index();
+  while (at >= 0 && c.list().ops[static_cast<size_t>(at)].kind != model::OpKind::Dispatch) at = c.list().producer(c.list().ops[static_cast<size_t>(at)].inputs.at(0));
+  if (at < 0) throw Error(ErrorCode::Internal, fmt::format("{}: its rows come from no dispatch", c.name()));
+  return at;
+}
+ExpertRoutes known_routes(const OpCall& c, Engine& e) {
+  if (on_device(c)) { // what the host knows of them is what the dispatch read
+    const bool dispatch = c.op().kind == model::OpKind::Dispatch;
+    c.in(dispatch ? 2 : 1);
+    if (dispatch) c.out(3);
+    else c.in(2);
+  }
+  return ExpertRoutes::known(c, e, dispatch_of(c));
+}
+
+void dispatch_forward(const OpCall& c, Engine& e) {
+  if (c.op().collectives.empty()) {
+    for (size_t i = 0; i < c.op().inputs.size(); ++i) kernels::copy(matrix(c.in(i)), {matrix(c.out(i)), false}, e.launch());
+    return;
+  }
+  const std::int32_t* offsets = on_device(c) ? data<std::int32_t>(c.in(2)) : e.table(c, maker_of_rows(c, false, c.op_index()));
+  const ExpertRoutes routes = ExpertRoutes::asked(c, e, numbers(offsets, c.attr<MoeAttr>().experts + 1, e));
+  routes.require(c.out(0).rows);
+  routes.keep(c);
+  store(routes.groups(), on_device(c) ? data<std::int32_t>(c.out(2)) : e.table(c, c.op_index()), e);
+  if (on_device(c)) store(routes.counts(), data<std::int32_t>(c.out(3)), e);
+  for (size_t i = 0; i < 2; ++i) routes.out(c.in(i), {c.out(i), false});
+}
+void dispatch_backward(const OpCall& c, Engine& e) {
+  if (c.op().collectives.empty()) {
+    for (size_t i = 0; i < c.op().inputs.size(); ++i) kernels::copy(matrix(c.d_out(i)), gradient(c.d_in(i)), e.launch());
+    return;
+  }
+  const ExpertRoutes routes = known_routes(c, e);
+  for (size_t i = 0; i < 2; ++i) routes.back(c.d_out(i), c.d_in(i));
+}
+void combine_forward(const OpCall& c, Engine& e) {
+  if (c.op().collectives.empty()) return kernels::copy(matrix(c.in(0)), {matrix(c.out(0)), false}, e.launch());
+  known_routes(c, e).back(c.in(0), {c.out(0), false});
+}
+void combine_backward(const OpCall& c, Engine& e) {
+  if (c.op().collectives.empty()) return kernels::copy(matrix(c.d_out(0)), gradient(c.d_in(0)), e.launch());
+  known_routes(c, e).out(c.d_out(0), c.d_in(0));
 }
 
 // -------------------------------------------------------------------------------- experts ----
@@ -138,7 +208,7 @@ void exchange_backward(const OpCall& c, Engine& e) {
 // First row of every expert, and the end: a tensor in stack native.
 kernels::Groups groups_of(const OpCall& c, Engine& e) {
   const int experts = static_cast<int>(c.attr<MoeAttr>().local_experts);
-  return {experts, c.op().inputs.size() < 2 ? e.table(c, permute_op(c)) : data<std::int32_t>(c.in(1))};
+  return {experts, c.op().inputs.size() < 2 ? e.table(c, maker_of_rows(c, true, c.op_index())) : data<std::int32_t>(c.in(1))};
 }
 void grouped_forward(const OpCall& c, Engine& e) {
   const View x = c.in(0), y = c.out(0);
@@ -187,10 +257,10 @@ void gate_backward(const OpCall& c, Engine& e) {
 const Entry kOps[] = {
     {model::OpKind::Router, {router_forward, router_backward}},
     {model::OpKind::Permute, {permute_forward, permute_backward}},
-    {model::OpKind::Dispatch, {exchange_forward, exchange_backward}},
+    {model::OpKind::Dispatch, {dispatch_forward, dispatch_backward}},
     {model::OpKind::GroupedLinear, {grouped_forward, grouped_backward}},
     {model::OpKind::SwiGluProb, {swiglu_forward<true>, swiglu_backward<true>}},
-    {model::OpKind::CombineDispatch, {exchange_forward, exchange_backward}},
+    {model::OpKind::CombineDispatch, {combine_forward, combine_backward}},
     {model::OpKind::Unpermute, {unpermute_forward, unpermute_backward}},
     {model::OpKind::SwiGlu, {swiglu_forward<false>, swiglu_backward<false>}},
     {model::OpKind::SharedGate, {gate_forward, gate_backward}},

@@ -12,7 +12,7 @@ constexpr size_t kKinds = static_cast<size_t>(model::OpKind::Toy) + 1;
 
 std::array<OpFunctions, kKinds> build() {
   std::array<OpFunctions, kKinds> table{};
-  for (auto family : {plumbing_ops(), linear_ops(), gdn_ops(), gdn2_ops(), attention_ops(), moe_ops(), routing_ops(), ends_ops()})
+  for (auto family : {plumbing_ops(), linear_ops(), gdn_ops(), gdn2_ops(), attention_ops(), moe_ops(), routing_ops(), ends_ops(), exchange_ops()})
     for (const Entry& e : family) table[static_cast<size_t>(e.kind)] = e.functions;
   return table;
 }

@@ -28,6 +28,7 @@ std::span<const Entry> attention_ops();
 std::span<const Entry> moe_ops();
 std::span<const Entry> routing_ops();
 std::span<const Entry> ends_ops();
+std::span<const Entry> exchange_ops();
 
 // ------------------------------------------------------------------- operands as kernels take them ----
 

@@ -1,0 +1,29 @@
+#pragma once
+#include <string>
+#include <vector>
+
+#include "config/hardware.h"
+#include "trainer/bench/efficiencies.h"
+#include "trainer/device.h"
+
+// Exchanges between the ranks of a run, and the rows of a hardware profile that describe them.
+namespace gdn::trainer::bench {
+
+struct CollectiveTime {
+  std::string kind;    // as in hardware profiles
+  Bytes bytes = 0;     // as model::Collective counts them
+  double wire = 0;     // bytes a rank sends, as the cost model counts them
+  Seconds seconds = 0; // median over repeats, of the rank that came last: without waiting for others; launches covered
+};
+
+// Every kind over all ranks, from 64 KiB to 256 MiB, `repeats` times each. All ranks together; `world` is
+// Device::connect's. Messages (p2p) go from rank 0 to rank 1.
+std::vector<CollectiveTime> time_collectives(World& world, Device& device, int repeats);
+
+// A row for each kind, inside the scale-up domain: its latency and its share of the profile's link.
+std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveTime>& times, const config::Hardware& hardware, const std::string& source);
+
+// The rows take the place of those of the same kind and link.
+void replace_collectives(config::Hardware& hardware, const std::vector<config::CollectiveRow>& rows);
+
+} // namespace gdn::trainer::bench
