@@ -25,40 +25,57 @@ Bytes segment_size(Bytes size) {
   return size < kMinLargeAllocation ? kLargeSegment : round_up(size, kRoundLarge);
 }
 
-constexpr size_t kPage = 64; // entries; a page of more is halved
+constexpr size_t kPage = 32; // entries; a page of more is halved
+
+// 30 bits of size (512 GiB) and 34 of address (8 TiB).
+std::uint64_t key_of(Bytes size, Bytes address) {
+  return static_cast<std::uint64_t>(size / kMinBlock) << 34 | static_cast<std::uint64_t>(address / kMinBlock);
+}
+
+constexpr auto kBelow = [](const auto& entry, std::uint64_t key) { return entry.key < key; };
 
 } // namespace
 
-void FreeBlocks::insert(const Entry& entry) {
-  if (pages_.empty()) pages_.emplace_back();
-  auto page = std::upper_bound(pages_.begin() + 1, pages_.end(), entry, [](const Entry& e, const Page& p) { return e < p.front(); }) - 1;
-  page->insert(std::upper_bound(page->begin(), page->end(), entry), entry);
+std::vector<FreeBlocks::Page>::iterator FreeBlocks::page_with(std::uint64_t key) {
+  return std::lower_bound(pages_.begin(), pages_.end(), key, [](const Page& p, std::uint64_t k) { return p.back().key < k; });
+}
+
+void FreeBlocks::insert(Bytes size, Bytes address, int block) {
+  const std::uint64_t key = key_of(size, address);
+  auto page = page_with(key);
+  if (page == pages_.end()) {
+    if (pages_.empty()) pages_.emplace_back();
+    page = pages_.end() - 1;
+  }
+  page->insert(std::lower_bound(page->begin(), page->end(), key, kBelow), {key, block});
   if (page->size() <= kPage) return;
   Page upper(page->begin() + kPage / 2, page->end());
   page->resize(kPage / 2);
   pages_.insert(page + 1, std::move(upper));
 }
 
-void FreeBlocks::erase(const Entry& entry) {
-  auto page = std::lower_bound(pages_.begin(), pages_.end(), entry, [](const Page& p, const Entry& e) { return p.back() < e; });
-  page->erase(std::lower_bound(page->begin(), page->end(), entry));
+void FreeBlocks::erase(Bytes size, Bytes address) {
+  const std::uint64_t key = key_of(size, address);
+  auto page = page_with(key);
+  page->erase(std::lower_bound(page->begin(), page->end(), key, kBelow));
   if (page->empty()) pages_.erase(page);
 }
 
 int FreeBlocks::take(Bytes size) {
-  const Entry least{size, -1, -1};
-  auto page = std::lower_bound(pages_.begin(), pages_.end(), least, [](const Page& p, const Entry& e) { return p.back() < e; });
+  const std::uint64_t least = key_of(size, 0);
+  auto page = page_with(least);
   if (page == pages_.end()) return -1;
-  auto found = std::lower_bound(page->begin(), page->end(), least);
+  auto found = std::lower_bound(page->begin(), page->end(), least, kBelow);
   const int block = found->block;
   page->erase(found);
   if (page->empty()) pages_.erase(page);
   return block;
 }
 
-std::vector<FreeBlocks::Entry> FreeBlocks::all() const {
-  std::vector<Entry> out;
-  for (const Page& page : pages_) out.insert(out.end(), page.begin(), page.end());
+std::vector<int> FreeBlocks::all() const {
+  std::vector<int> out;
+  for (const Page& page : pages_)
+    for (const Entry& e : page) out.push_back(e.block);
   return out;
 }
 
@@ -75,12 +92,12 @@ int CachingAllocator::new_block(Block block) {
 
 void CachingAllocator::insert(Pool& pool, int block) {
   const Block& b = blocks_[static_cast<size_t>(block)];
-  pool.free.insert({b.size, b.address, block});
+  pool.free.insert(b.size, b.address, block);
 }
 
 void CachingAllocator::remove(Pool& pool, int block) {
   const Block& b = blocks_[static_cast<size_t>(block)];
-  pool.free.erase({b.size, b.address, block});
+  pool.free.erase(b.size, b.address);
 }
 
 int CachingAllocator::grow(Pool& pool, Bytes size) {
@@ -111,8 +128,8 @@ int CachingAllocator::map(Pool& pool, Bytes size) {
   }
   if (last < 0) {
     segments_small_.push_back(pool.small);
-    next_address_ += Bytes{1} << 46; // ranges far apart
-    return pool.expandable = new_block({.address = next_address_, .size = bytes, .segment = static_cast<int>(segments_small_.size()) - 1});
+    // The only range of its pool, so that addresses may start anywhere.
+    return pool.expandable = new_block({.address = 0, .size = bytes, .segment = static_cast<int>(segments_small_.size()) - 1});
   }
   const Block& end = blocks_[static_cast<size_t>(last)];
   const int block = new_block({.address = end.address + end.size, .size = bytes, .segment = end.segment, .before = last});
@@ -178,25 +195,25 @@ void CachingAllocator::free(Handle block) {
 
 void CachingAllocator::empty_cache() {
   for (Pool* pool : {&small_, &large_}) {
-    for (const FreeBlocks::Entry& entry : pool->free.all()) {
-      Block& b = blocks_[static_cast<size_t>(entry.block)];
+    for (const int id : pool->free.all()) {
+      Block& b = blocks_[static_cast<size_t>(id)];
       const Bytes step = pool->small ? kSmallSegment : kLargeSegment;
       if (options_.expandable_segments ? b.after >= 0 || b.size < step : b.before >= 0 || b.after >= 0) continue;
-      pool->free.erase(entry);
+      remove(*pool, id);
       if (options_.expandable_segments) { // whole steps at the end of the range go
         const Bytes bytes = b.size / step * step;
         reserved_ -= bytes;
         b.size -= bytes;
-        if (b.size > 0) insert(*pool, entry.block);
+        if (b.size > 0) insert(*pool, id);
         else {
           if (b.before >= 0) blocks_[static_cast<size_t>(b.before)].after = -1;
           else pool->expandable = -1;
-          unused_.push_back(entry.block);
+          unused_.push_back(id);
         }
         break; // the range has one end
       }
       reserved_ -= b.size;
-      unused_.push_back(entry.block);
+      unused_.push_back(id);
     }
   }
 }

@@ -1,5 +1,4 @@
 #pragma once
-#include <compare>
 #include <cstdint>
 #include <vector>
 
@@ -18,19 +17,19 @@ struct AllocatorOptions {
 // equal free blocks (what its parameters were built in) beside the few that a step moves.
 class FreeBlocks {
 public:
-  struct Entry {
-    Bytes size = 0, address = 0;
-    int block = -1;
-    auto operator<=>(const Entry&) const = default;
-  };
-
-  void insert(const Entry& entry);
-  void erase(const Entry& entry); // which must be there
-  int take(Bytes size);           // the smallest of at least `size` (lowest address among equals), or -1
-  std::vector<Entry> all() const;
+  void insert(Bytes size, Bytes address, int block);
+  void erase(Bytes size, Bytes address); // which must be there
+  int take(Bytes size);                  // the smallest of at least `size` (lowest address among equals), or -1
+  std::vector<int> all() const;
 
 private:
+  struct Entry {
+    std::uint64_t key = 0; // size, then address, both in units of 512 bytes
+    int block = -1;
+  };
   using Page = std::vector<Entry>; // never empty
+  std::vector<Page>::iterator page_with(std::uint64_t key); // the first whose last entry is not below
+
   std::vector<Page> pages_;
 };
 
