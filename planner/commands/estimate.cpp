@@ -142,7 +142,7 @@ struct EstimateCommand {
 
   static void add_outside(report::Document& d, const plan::Estimate& e) {
     d.heading("Outside the tensors (context)");
-    report::Table t{"outside", {{"item"}, {"bytes", report::Align::Right}, {"source", report::Align::Left, true}}};
+    report::Table t{"outside", {{"item", report::Align::Left, true}, {"bytes", report::Align::Right}, {"source", report::Align::Left, true}}};
     std::string above; // a source is written once
     for (const plan::OutsideRow& row : e.outside) {
       t.rows.push_back({row.name, format_bytes(row.bytes), {row.source == above ? "\"" : row.source, report::Tone::Dim}});
