@@ -35,9 +35,9 @@ constexpr int kSkip = 77, kSteps = 5;
 constexpr double kLossTolerance = 1e-3;
 
 // The 35B's layers on a small scale: heads 128 and 256 wide, the fast path of both kernels.
-config::Model model(bool experts) {
+config::Model model(bool experts, LayerKind first = LayerKind::Gdn) {
   const MlpKind mlp = experts ? MlpKind::Moe : MlpKind::Dense;
-  config::Model m = fixture::model({LayerKind::Gdn, LayerKind::Gdn, LayerKind::Gdn, LayerKind::Attention}, {mlp, mlp, mlp, mlp});
+  config::Model m = fixture::model({first, LayerKind::Gdn, LayerKind::Gdn, LayerKind::Attention}, {mlp, mlp, mlp, mlp});
   m.hidden = 256;
   m.vocab = 512;
   m.gdn.key_heads = 4;
@@ -63,6 +63,7 @@ struct Case {
   std::string cp_comm_type = "all_gather";
   bool packed = false; // documents of several lengths in one sequence
   std::vector<std::string> modules = {};
+  LayerKind first = LayerKind::Gdn; // of the first layer
 };
 
 config::Run run_of(const std::string& stack, const Case& c) {
@@ -108,9 +109,9 @@ void check(const std::string& stack, const Case& c, Device& device, World& world
   const config::Run run = run_of(stack, c);
   config::Run alone = run;
   alone.parallel = {};
-  const config::Model m = model(c.experts);
+  const config::Model m = model(c.experts, c.first);
   static std::map<std::string, std::vector<Step>> made;
-  std::vector<Step>& expected = made[fmt::format("{} {} {}", stack, c.experts, c.packed)];
+  std::vector<Step>& expected = made[fmt::format("{} {} {} {}", stack, c.experts, c.packed, static_cast<int>(c.first))];
   if (expected.empty()) {
     Session one(m, alone, device);
     one.use(fixture::modules({}), Checks{.poison = false});
@@ -182,6 +183,8 @@ std::vector<Case> cases() {
   add("context, all-gather", context);
   add("context, all-to-all", context).cp_comm_type = "a2a";
   add("context, packed", context).packed = true;
+  add("tensor + sequence, GDN2", [&](Parallel& p) { sequence(p), p.etp = 2; }).first = LayerKind::Gdn2;
+  add("context, GDN2", context).first = LayerKind::Gdn2;
   add("pipeline", [](Parallel& p) { p.pp = 2; });
   return all;
 }

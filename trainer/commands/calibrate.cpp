@@ -19,6 +19,9 @@
 #include "trainer/devices.h"
 #include "trainer/exchange_report.h"
 #include "trainer/options.h"
+#ifdef GDN_NCCL
+#include "trainer/comm/nccl_world.h"
+#endif
 
 namespace gdn::trainer {
 
@@ -47,9 +50,13 @@ int calibrate_exchanges(const CalibrateOptions& o, World& host) {
   const std::string wanted = o.hardware.empty() ? load_setup(o.config, o.settings).profile.hardware : o.hardware;
   const config::Hardware before = config::Profiles().hardware(wanted);
   const std::vector<bench::CollectiveTime> times = bench::time_collectives(*world, *device, o.repeats > 0 ? o.repeats : 20);
-  const std::string versions = bench::versions(device->asynchronous()), source = fmt::format("measured on {} {}: gdntrain calibrate; {}", host.size(), device->name(), versions);
+  std::string versions = bench::versions(device->asynchronous());
+#ifdef GDN_NCCL
+  versions += ", NCCL " + nccl_version();
+#endif
+  const std::string source = fmt::format("measured on {} {}: gdntrain calibrate; {}", host.size(), device->name(), versions);
   config::Hardware after = before;
-  const std::vector<config::CollectiveRow> rows = bench::fit_collectives(times, before, source);
+  const std::vector<config::CollectiveRow> rows = bench::fit_collectives(times, before, std::string(device->provider().name()), source);
   bench::replace_collectives(after, rows);
   if (host.rank() > 0) return 0;
 
