@@ -16,7 +16,9 @@ namespace gdn::trainer {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* what) {
-  throw Error(ErrorCode::Io, fmt::format("{}: cannot {}: {}", path.string(), what, std::strerror(errno)));
+  const int error = errno;
+  throw Error(ErrorCode::Io, fmt::format("{}: cannot {}: {}", path.string(), what, std::strerror(error)),
+              error == ENOSPC || error == EDQUOT ? "make room, then start the same command again" : "");
 }
 
 // Without this a crash can lose the renaming of a file that was safe itself. Not every file system

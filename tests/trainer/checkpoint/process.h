@@ -1,6 +1,10 @@
 #pragma once
+#include <algorithm>
+#include <charconv>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,7 +34,7 @@ public:
     std::vector<char*> argv;
     for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
-    ::execv(argv[0], argv.data());
+    ::execvp(argv[0], argv.data());
     ::_exit(127);
   }
   Process(const Process&) = delete;
@@ -52,9 +56,27 @@ public:
     siginfo_t info = {};
     return pid_ > 0 && ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0;
   }
+  pid_t pid() const { return pid_; }
 
 private:
   pid_t pid_ = -1;
 };
+
+// All processes whose command line names `text`, such as the folder of one test: a launcher and its ranks.
+// One that ended but was not waited for has no command line.
+inline std::vector<pid_t> processes_naming(const std::string& text) {
+  std::vector<pid_t> found;
+  std::error_code ignored;
+  for (const std::filesystem::directory_entry& e : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = e.path().filename().string();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ptr != name.data() + name.size()) continue;
+    std::ifstream in(e.path() / "cmdline", std::ios::binary);
+    const std::string line{std::istreambuf_iterator<char>(in), {}};
+    if (line.find(text) != std::string::npos) found.push_back(pid);
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
 
 } // namespace gdn::test
