@@ -24,11 +24,13 @@ int run(int argc, char** argv) {
     return gdn::exit_status(e.code());
   }
   if (!choice) return 0;
-  return gdn::trainer::run_ranks([&](gdn::trainer::World& world) {
-    if (world.size() > 1 && choice->command != "run" && choice->command != "calibrate")
-      throw Error(ErrorCode::Usage, fmt::format("gdntrain {} runs on one rank, but {} were started", choice->command, world.size()));
-    return choice->run();
-  });
+  const int ranks = gdn::trainer::launched_ranks();
+  if (ranks > 1 && choice->command != "run" && choice->command != "calibrate") {
+    if (!first) return gdn::exit_status(ErrorCode::Usage);
+    throw Error(ErrorCode::Usage, fmt::format("gdntrain {} runs on one rank, but {} were started", choice->command, ranks),
+                "start it without mpirun or srun; run and calibrate work with many ranks");
+  }
+  return gdn::trainer::run_ranks([&](gdn::trainer::World&) { return choice->run(); });
 }
 
 } // namespace

@@ -97,13 +97,15 @@ TEST_CASE("routing keeps what its scores need") {
 TEST_CASE("no GEMM, rule, attention or exchange runs again by default") {
   config::Model m = reference_model();
   m.mtp_layers = 1;
-  std::vector<config::Run> runs(5, native_run());
+  std::vector<config::Run> runs(6, native_run());
   runs[1].parallel.tp = 4; // more ranks than kv heads
   runs[1].parallel.sequence_parallel = true;
   runs[2].parallel.cp = 2;
   runs[3].parallel.ep = 8;
   runs[3].parallel.etp = 2;
   runs[4].moe_capacity_factor = 1.25;
+  runs[5].parallel.cp = 2;
+  runs[5].cp_comm_type = "a2a";
   for (const config::Run& run : runs)
     for (LayerKind mixer : {LayerKind::Gdn, LayerKind::Gdn2, LayerKind::Attention})
       for (MlpKind mlp : {MlpKind::Moe, MlpKind::Dense}) {
@@ -201,6 +203,8 @@ TEST_CASE("ranks divide what is kept") {
   run.parallel.cp = 2; // the exchanged norm output is kept: no exchange is replayed
   CHECK(module_bytes(m, run, "gdn").retained == half * (4096 + 37120 + 8192) + half * 128);
   CHECK(module_bytes(m, run, "gdn", {"gdn_norm_out"}).retained == half * (4096 + 37120));
+  run.cp_comm_type = "a2a"; // q, k, v and the output as the exchange made them, and the output again for its gate
+  CHECK(module_bytes(m, run, "attention").retained == half * (4096 + 18432 + 8192 + 2 * 1024 + 2 * 8192 + 64));
 
   run = native_run();
   run.parallel.ep = 8; // rows received are kept with their weights; sizes on the device

@@ -20,11 +20,11 @@ config::Model deep() {
 }
 const char* const kStacks[] = {"megatron", "native"};
 
-void both(const config::Model& m, Parallel p, std::string cp_comm_type = "all_gather", std::vector<std::string> modules = {}) {
+void both(const config::Model& m, Parallel p, std::string cp_comm_type = "all_gather", std::vector<std::string> modules = {}, std::int64_t micro_batches = 4) {
   p.gpus = 4;
   for (const char* stack : kStacks) {
     CAPTURE(stack);
-    Case c{m, run_of(stack, p), modules};
+    Case c{m, run_of(stack, p, micro_batches), modules};
     c.run.cp_comm_type = cp_comm_type;
     check_equal(c);
   }
@@ -62,14 +62,14 @@ TEST_CASE("pairs of 4 ranks: context parallel by heads needs heads") {
 
 // Two key-value heads on four ranks: pairs of them compute one twice, each for its own query heads.
 TEST_CASE("pairs of 4 ranks: more tensor ranks than key-value heads") {
-  both(hybrid(), {.tp = 4, .etp = 4, .sequence_parallel = true}, "all_gather", {"moe"});
+  both(hybrid(), {.tp = 4, .etp = 4, .sequence_parallel = true}, "all_gather", {"moe"}, 2);
   config::Model plain = small({LayerKind::Attention}, {MlpKind::Dense});
   plain.attention.heads = 8; // two of each rank
   plain.attention.output_gate = false;
   plain.attention.qk_norm = false;
   plain.attention.qkv_bias = true;
-  both(plain, {.tp = 4});
+  both(plain, {.tp = 4}, "all_gather", {}, 1);
   plain.attention.output_gate = true;
   plain.attention.kv_heads = 1;
-  both(plain, {.tp = 4, .sequence_parallel = true});
+  both(plain, {.tp = 4, .sequence_parallel = true}, "all_gather", {}, 1);
 }
