@@ -1,9 +1,11 @@
 #include <cmath>
+#include <utility>
 
 #include <doctest/doctest.h>
 
 #include "fixture.h"
 #include "plan/plan.h"
+#include "trainer/decorated_device.h"
 
 using namespace gdn;
 using namespace gdn::trainer;
@@ -25,4 +27,28 @@ TEST_CASE("one step without recompute: finite, near the uniform entropy, memory 
     CHECK(std::isfinite(sum));
     CHECK(sum > 0);
   }
+}
+
+TEST_CASE("a device that watches another sees every run, timed or not") {
+  struct Watching final : DecoratedDevice {
+    using DecoratedDevice::DecoratedDevice;
+    void run(const OpCall& call) override {
+      ++runs;
+      inner_.run(call);
+    }
+    int runs = 0;
+  };
+  CpuDevice cpu;
+  Watching device(cpu);
+  Session s(fixture::hybrid(), fixture::run(1), device);
+  s.parameters().initialise(7);
+  s.use({});
+  const auto batches = fixture::batches(s.model(), s.run_settings());
+  s.run(batches);
+  const int untimed = std::exchange(device.runs, 0);
+  CHECK(untimed == static_cast<int>(s.program().runs().size()));
+  Seconds taken = 0;
+  s.run(batches, 0, 0, {.ran = [&](size_t, const OpCall&, Seconds seconds) { taken += seconds; }});
+  CHECK(device.runs == untimed);
+  CHECK(taken > 0);
 }
