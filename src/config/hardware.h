@@ -27,6 +27,7 @@ struct CollectiveRow {
   double share = 0;      // of the link's rate
   Seconds latency = 0;
   std::string source;
+  std::string provider = {}; // whose exchanges, as of efficiencies; empty: anyone's, NCCL's own
 };
 
 struct ReserveRow {      // memory outside the tensors

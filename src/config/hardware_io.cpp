@@ -100,6 +100,7 @@ CollectiveRow read_collective(const Node& node) {
   Fields f(node);
   if (const Node* n = f.require("kind"))
     row.kind = as_choice(*n, {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"});
+  if (const Node* n = f.find("provider")) row.provider = as_choice(*n, {"upstream", "own", "cpu"});
   if (const Node* n = f.find("link")) row.link = as_choice(*n, {"scale_up", "network"});
   if (const Node* n = f.require("share")) {
     row.share = as_double(*n, 0, 1);
@@ -223,6 +224,7 @@ Node to_node(const Hardware& h) {
   rows.items.clear();
   for (const CollectiveRow& r : h.collectives) {
     Node n;
+    if (!r.provider.empty()) n.set("provider", string_node(r.provider));
     n.set("kind", string_node(r.kind));
     n.set("link", string_node(r.link));
     n.set("share", number_node(r.share));

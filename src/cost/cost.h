@@ -59,8 +59,8 @@ public:
 
   const std::set<Assumption>& assumptions() const { return assumptions_; }
   FlopsPerSecond peak() const { return peak_; }
-  // How far a time may be off, as a share of it: 5 % where the profile measured the family for this provider,
-  // 15 % where it is borrowed from another one, 25 % where a default stands in.
+  // How far a time may be off, as a share of it: by residuals of measured steps whose efficiencies were measured for
+  // their provider, borrowed from another one, or defaults.
   double doubt(model::Family family, std::string_view pass) const;
   // Families of which ops lie beyond the measured sizes (their nearest point is used).
   std::vector<Assumption> outside_sizes() const;

@@ -65,13 +65,15 @@ std::vector<CollectiveTime> time_collectives(World& world, Device& device, int r
   return out;
 }
 
-std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveTime>& times, const config::Hardware& hardware, const std::string& source) {
+std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveTime>& times, const config::Hardware& hardware, const std::string& provider,
+                                                   const std::string& source) {
   std::vector<config::CollectiveRow> rows;
   for (size_t first = 0; first < times.size();) {
     std::vector<CollectiveSample> samples;
     size_t end = first;
     for (; end < times.size() && times[end].kind == times[first].kind; ++end) samples.push_back({times[end].wire, times[end].seconds});
     rows.push_back(fit_collective(times[first].kind, samples, hardware.scale_up, source));
+    rows.back().provider = provider;
     first = end;
   }
   return rows;
@@ -79,7 +81,7 @@ std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveT
 
 void replace_collectives(config::Hardware& hardware, const std::vector<config::CollectiveRow>& rows) {
   std::erase_if(hardware.collectives, [&](const config::CollectiveRow& old) {
-    return std::any_of(rows.begin(), rows.end(), [&](const config::CollectiveRow& r) { return r.kind == old.kind && r.link == old.link; });
+    return std::any_of(rows.begin(), rows.end(), [&](const config::CollectiveRow& r) { return r.provider == old.provider && r.kind == old.kind && r.link == old.link; });
   });
   hardware.collectives.insert(hardware.collectives.begin(), rows.begin(), rows.end());
 }

@@ -20,10 +20,11 @@ struct CollectiveTime {
 // Device::connect's. Messages (p2p) go from rank 0 to rank 1.
 std::vector<CollectiveTime> time_collectives(World& world, Device& device, int repeats);
 
-// A row for each kind, inside the scale-up domain: its latency and its share of the profile's link.
-std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveTime>& times, const config::Hardware& hardware, const std::string& source);
+// A row of `provider` for each kind, inside the scale-up domain: its latency and its share of the profile's link.
+std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveTime>& times, const config::Hardware& hardware, const std::string& provider,
+                                                   const std::string& source);
 
-// The rows take the place of those of the same kind and link.
+// The rows take the place of those of the same provider, kind and link.
 void replace_collectives(config::Hardware& hardware, const std::vector<config::CollectiveRow>& rows);
 
 } // namespace gdn::trainer::bench
