@@ -32,33 +32,9 @@ std::string signature(const program::Program& program) {
 
 // ------------------------------------------------------------------------------------ agreement ----
 
-namespace {
-
-struct Pairs {
-  std::int64_t count = 0, ordered = 0;
-};
-Pairs pairs_of(const std::vector<double>& predicted, const std::vector<double>& measured, double apart) {
-  Pairs p;
-  for (size_t i = 0; i < predicted.size(); ++i)
-    for (size_t j = 0; j < i; ++j) {
-      if (predicted[i] == predicted[j]) continue;
-      if (apart > 0 && std::abs(measured[i] - measured[j]) <= apart * std::min(measured[i], measured[j])) continue;
-      ++p.count;
-      p.ordered += (predicted[i] < predicted[j]) == (measured[i] < measured[j]) && measured[i] != measured[j];
-    }
-  return p;
-}
-
-} // namespace
-
-double rank_agreement(const std::vector<double>& predicted, const std::vector<double>& measured, double apart) {
-  const Pairs p = pairs_of(predicted, measured, apart);
-  return p.count == 0 ? 1 : static_cast<double>(p.ordered) / static_cast<double>(p.count);
-}
-
 SweepAgreement agreement_of(const std::vector<SweepRow>& rows) {
   SweepAgreement a;
-  std::vector<double> predicted, measured;
+  std::vector<const SweepRow*> ran;
   auto keep_worst = [](double& worst, double off) {
     if (std::abs(off) > std::abs(worst)) worst = off;
   };
@@ -78,16 +54,21 @@ SweepAgreement agreement_of(const std::vector<SweepRow>& rows) {
     a.time_mean += std::abs(off);
     a.time_bias += off;
     keep_worst(a.time_worst, off);
-    predicted.push_back(r.predicted_seconds);
-    measured.push_back(r.median_seconds);
+    ran.push_back(&r);
   }
   const auto n = static_cast<double>(std::max<std::int64_t>(1, a.settings));
   a.time_mean /= n;
   a.time_bias /= n;
   a.process_mean /= static_cast<double>(std::max<std::int64_t>(1, a.processes));
-  const Pairs p = pairs_of(predicted, measured, SweepAgreement::kApart);
-  a.pairs = p.count;
-  a.ordered = p.ordered;
+  for (size_t i = 0; i < ran.size(); ++i)
+    for (size_t j = 0; j < i; ++j) {
+      const SweepRow *fast = ran[i], *slow = ran[j];
+      if (fast->median_seconds > slow->median_seconds) std::swap(fast, slow);
+      if (fast->predicted_seconds == slow->predicted_seconds || slow->median_seconds <= (1 + SweepAgreement::kApart) * fast->median_seconds) continue;
+      ++a.pairs;
+      if (fast->predicted_seconds < slow->predicted_seconds) ++a.ordered;
+      else a.overlapping += fast->slowest_seconds >= slow->measured_seconds;
+    }
   return a;
 }
 

@@ -78,15 +78,12 @@ struct SweepAgreement {
   double process_mean = 0, process_worst = 0;       // relative; worst with its sign, predicted over measured
   double time_mean = 0, time_worst = 0, time_bias = 0; // of the median step
   std::int64_t pairs = 0, ordered = 0;              // medians more than kApart apart: in the predicted order
+  std::int64_t overlapping = 0;                     // of those not in order: timed runs of both overlap
   static constexpr double kApart = 0.03;
 };
 SweepAgreement agreement_of(const std::vector<SweepRow>& rows);
 
 // Two programs with equal signatures run the same ops on the same bytes in the same order.
 std::string signature(const program::Program& program);
-
-// Share of pairs that both columns order alike. Left out: pairs equal in `predicted`, and those that differ in
-// `measured` by no more than `apart`, a share of the smaller. 1 without pairs.
-double rank_agreement(const std::vector<double>& predicted, const std::vector<double>& measured, double apart = 0);
 
 } // namespace gdn::trainer

@@ -170,4 +170,7 @@ TEST_CASE("sweep: agreement, by hand") {
   CHECK(a.time_worst == doctest::Approx(0.95 / 1.1 - 1));
   CHECK(a.pairs == 2); // none and a take as long
   CHECK(a.ordered == 0);
+  CHECK(a.overlapping == 0);
+  rows[1].slowest_seconds = 1.2; // one run of a took longer than all of b
+  CHECK(agreement_of(rows).overlapping == 1);
 }

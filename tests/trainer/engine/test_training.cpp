@@ -387,12 +387,6 @@ TEST_CASE("settings with equal programs have equal signatures") {
   CHECK(of({"moe"}) != of({"moe", "moe_act"})); // nested: replayed twice
 }
 
-TEST_CASE("rank agreement") {
-  CHECK(rank_agreement({1, 2, 3}, {10, 20, 30}) == 1);
-  CHECK(rank_agreement({1, 2, 3}, {30, 20, 10}) == 0);
-  CHECK(rank_agreement({1, 2, 2}, {1, 3, 2}) == 1);
-}
-
 TEST_CASE("does not fit: the tensors, and the setting that would") {
   const Setup s = small_example({{"recompute_modules", "[]"}, {"seq_length", "128"}, {"micro_batch_size", "2"}});
   CpuDevice device;
