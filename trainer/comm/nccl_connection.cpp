@@ -1,0 +1,171 @@
+#include "trainer/comm/nccl_connection.h"
+
+#include <exception>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+
+namespace gdn::trainer {
+
+namespace {
+
+constexpr auto kPause = std::chrono::milliseconds(20);
+
+} // namespace
+
+ncclUniqueId new_nccl_id() {
+  ncclUniqueId id;
+  if (const ncclResult_t r = ncclGetUniqueId(&id); r != ncclSuccess)
+    throw Error(ErrorCode::Nccl, fmt::format("ncclGetUniqueId: {}", ncclGetErrorString(r)), "NCCL_DEBUG=INFO says more");
+  return id;
+}
+
+Connection::Connection(int rank, int size, const ncclUniqueId& id, const NcclOptions& options) : rank_(rank), size_(size), options_(options) {
+  GDN_CUDA(cudaGetDevice(&device_));
+  GDN_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+  for (cudaEvent_t* e : {&ready_, &done_}) GDN_CUDA(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+  if (size_ == 1) return;
+  connect(id);
+  watchdog_ = std::jthread([this](std::stop_token stop) { watch(stop); });
+}
+
+Connection::~Connection() {
+  if (watchdog_.joinable()) {
+    watchdog_.request_stop();
+    watchdog_.join();
+  }
+  if (comm_ && std::uncaught_exceptions() > 0) ncclCommAbort(comm_); // nobody waits for the others' farewell
+  else if (comm_ && failure_.empty()) close();
+  GDN_CUDA_NOTHROW(cudaFree(staging_));
+  GDN_CUDA_NOTHROW(cudaEventDestroy(ready_));
+  GDN_CUDA_NOTHROW(cudaEventDestroy(done_));
+  GDN_CUDA_NOTHROW(cudaStreamDestroy(stream_));
+}
+
+void Connection::reserve_staging() {
+  void* staging = nullptr;
+  GDN_CUDA(cudaMalloc(&staging, static_cast<size_t>(kStaging)));
+  staging_ = static_cast<std::byte*>(staging);
+}
+
+void Connection::require_whole() {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw_failure();
+}
+
+void Connection::synchronise() {
+  GDN_CUDA(cudaStreamSynchronize(stream_));
+  require_whole();
+}
+
+void Connection::ordered(const char* what, Bytes bytes, Stopwatch& watch, const std::function<void()>& work, bool waits) {
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) throw_failure();
+  last_ = what;
+  GDN_CUDA(cudaEventRecord(ready_, options_.compute));
+  GDN_CUDA(cudaStreamWaitEvent(stream_, ready_, 0));
+  watch.around({what, size_, bytes, 0}, stream_, work);
+  GDN_CUDA(cudaEventRecord(done_, stream_));
+  if (waits) GDN_CUDA(cudaStreamWaitEvent(options_.compute, done_, 0));
+  pending_ = size_ > 1;
+  since_ = Clock::now();
+}
+
+void Connection::copy(const std::byte* from, std::byte* to, Bytes bytes) {
+  if (from != to && bytes > 0) GDN_CUDA(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream_));
+}
+
+void Connection::all_gather(const std::byte* mine, std::byte* all, Bytes bytes) {
+  settle("ncclAllGather", ncclAllGather(mine, all, static_cast<size_t>(bytes), ncclUint8, comm_, stream_));
+}
+
+void Connection::send(const std::byte* data, Bytes bytes, int to) {
+  settle("ncclSend", ncclSend(data, static_cast<size_t>(bytes), ncclUint8, to, comm_, stream_));
+}
+
+void Connection::receive(std::byte* data, Bytes bytes, int from) {
+  settle("ncclRecv", ncclRecv(data, static_cast<size_t>(bytes), ncclUint8, from, comm_, stream_));
+}
+
+void Connection::exchange(std::span<const Part> to, std::span<const Part> from) {
+  const auto me = static_cast<size_t>(rank_);
+  copy(to[me].data, from[me].data, to[me].bytes);
+  if (size_ == 1) return;
+  auto check = [this](const char* what, ncclResult_t r) {
+    if (r == ncclSuccess || r == ncclInProgress) return;
+    give_up(fmt::format("{}: {}", what, ncclGetErrorString(r)));
+    throw_failure();
+  };
+  check("ncclGroupStart", ncclGroupStart());
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const Part &out = to[static_cast<size_t>(r)], &in = from[static_cast<size_t>(r)];
+    if (out.bytes > 0) check("ncclSend", ncclSend(out.data, static_cast<size_t>(out.bytes), ncclUint8, r, comm_, stream_));
+    if (in.bytes > 0) check("ncclRecv", ncclRecv(in.data, static_cast<size_t>(in.bytes), ncclUint8, r, comm_, stream_));
+  }
+  settle("ncclGroupEnd", ncclGroupEnd());
+}
+
+void Connection::connect(const ncclUniqueId& id) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  const std::lock_guard lock(mutex_);
+  settle("ncclCommInitRankConfig", ncclCommInitRankConfig(&comm_, size_, id, rank_, &config));
+}
+
+void Connection::close() {
+  ncclResult_t state = ncclCommFinalize(comm_);
+  for (const auto start = Clock::now(); state == ncclInProgress && Clock::now() - start < std::chrono::seconds(10); std::this_thread::sleep_for(kPause))
+    if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) break;
+  if (state == ncclSuccess) ncclCommDestroy(comm_);
+  else ncclCommAbort(comm_);
+}
+
+void Connection::settle(const char* what, ncclResult_t result) {
+  const auto start = Clock::now();
+  while (result == ncclInProgress) {
+    if (const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result); asked != ncclSuccess) result = asked;
+    if (result != ncclInProgress) break;
+    const double waited = std::chrono::duration<double>(Clock::now() - start).count();
+    if (waited > options_.patience) {
+      give_up(fmt::format("{}: no answer of the other ranks within {:.0f} s", what, options_.patience));
+      throw_failure();
+    }
+    if (waited > 1e-3) std::this_thread::sleep_for(std::chrono::microseconds(100)); // until then it is about to be there
+    else std::this_thread::yield();
+  }
+  if (result == ncclSuccess) return;
+  give_up(fmt::format("{}: {}", what, ncclGetErrorString(result)));
+  throw_failure();
+}
+
+void Connection::give_up(std::string why) {
+  if (!failure_.empty()) return;
+  failure_ = std::move(why);
+  if (comm_) ncclCommAbort(std::exchange(comm_, nullptr)); // ends its kernels
+}
+
+void Connection::throw_failure() const {
+  throw Error(ErrorCode::Nccl, fmt::format("rank {} of {}: {}", rank_, size_, failure_), "a peer that ended says why in its own message");
+}
+
+void Connection::watch(const std::stop_token& stop) {
+  GDN_CUDA_NOTHROW(cudaSetDevice(device_));
+  while (!stop.stop_requested()) {
+    std::this_thread::sleep_for(kPause);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || !comm_) continue;
+    ncclResult_t state = ncclSuccess;
+    if (ncclCommGetAsyncError(comm_, &state); state != ncclSuccess && state != ncclInProgress) {
+      give_up(fmt::format("{}: {}", last_, ncclGetErrorString(state)));
+    } else if (pending_ && cudaEventQuery(done_) != cudaErrorNotReady) {
+      pending_ = false;
+    } else if (pending_ && std::chrono::duration<double>(Clock::now() - since_).count() > options_.patience) {
+      give_up(fmt::format("{}: no answer of the other ranks within {:.0f} s", last_, options_.patience));
+    }
+  }
+}
+
+} // namespace gdn::trainer
