@@ -44,12 +44,14 @@ void FreeBlocks::insert(Bytes size, Bytes address, int block) {
   const std::uint64_t key = key_of(size, address);
   auto page = page_with(key);
   if (page == pages_.end()) {
-    if (pages_.empty()) pages_.emplace_back();
+    if (pages_.empty()) pages_.emplace_back().reserve(kPage + 1);
     page = pages_.end() - 1;
   }
   page->insert(std::lower_bound(page->begin(), page->end(), key, kBelow), {key, block});
   if (page->size() <= kPage) return;
-  Page upper(page->begin() + kPage / 2, page->end());
+  Page upper;
+  upper.reserve(kPage + 1);
+  upper.assign(page->begin() + kPage / 2, page->end());
   page->resize(kPage / 2);
   pages_.insert(page + 1, std::move(upper));
 }
