@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/error.h"
 #include "tests/trainer/engine/fixture.h"
 #include "trainer/exact.h"
 #include "trainer/op_check.h"
@@ -70,6 +71,35 @@ private:
   }
 };
 
+// Takes the gradient that `target` reads away, and asks for what is said then.
+class WithoutGradient final : public DecoratedDevice {
+public:
+  WithoutGradient(Device& inner, std::string target) : DecoratedDevice(inner), target_(std::move(target)) {}
+  void run(const OpCall& call) override {
+    if (call.name() == target_) {
+      std::vector<OpCall::Operand> operands = call.operands();
+      std::erase_if(operands, [](const OpCall::Operand& o) { return o.access.gradient && o.access.mode == program::AccessMode::Read; });
+      program::Event event;
+      event.op = call.op_index();
+      event.step = call.step();
+      event.pass = call.pass();
+      HostTables tables;
+      const OpCall without(call.list(), event, std::move(operands), std::vector<OpCall::Parameter>(call.op().params.size()), {}, call.context(),
+                           call.micro_batch(), tables);
+      try {
+        inner_.run(without);
+      } catch (const Error& e) {
+        said = e.what();
+      }
+    }
+    inner_.run(call);
+  }
+  std::string said;
+
+private:
+  std::string target_;
+};
+
 } // namespace
 
 TEST_CASE("op check: the CPU's own ops agree with themselves in double, in both dtypes and stacks") {
@@ -102,6 +132,16 @@ TEST_CASE("op check: one wrong number in any op is found, and nowhere else") {
       CHECK(e.ok() == !mine);
     }
     CHECK(hits > 0);
+  }
+}
+
+TEST_CASE("a step whose gradient nobody gives says so") {
+  for (const auto& [target, gradient] : {std::pair<const char*, const char*>{"rule.backward", "d:o"}, {"gated_norm.backward", "d:gated"}, {"core_attention.backward", "d:"}}) {
+    CAPTURE(target);
+    CpuDevice cpu;
+    WithoutGradient device(cpu, target);
+    checked("megatron", DType::BF16, device);
+    CHECK(device.said.find(std::string("nothing gives '") + gradient) != std::string::npos);
   }
 }
 
