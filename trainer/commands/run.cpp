@@ -44,18 +44,26 @@ void add_heading(report::Document& d, const Setup& s, const Device& device, cons
            {"data", data}});
 }
 
-// The plan of the step alone: 0 when it fits, 3 when it does not.
+// The plan of the step alone, on the pipeline rank that needs most: 0 when it fits, 3 when it does not.
 int dry_run(const RunOptions& o, const Setup& s, Device& device, const std::string& data) {
   plan::Workload workload(s.profile.model, s.profile.run, o.laid_out_for(device));
-  const program::Program program = step_program(workload, s.setting, static_cast<int>(s.profile.run.micro_batches()));
-  const Prediction p = predict(workload, s.setting, program);
+  const std::int64_t stages = s.profile.run.parallel.pp;
+  Prediction most;
+  std::int64_t fullest = 0;
+  for (std::int64_t stage = 0; stage < stages; ++stage) {
+    const Prediction p = predict(workload, s.setting, step_program(workload, s.setting, static_cast<int>(s.profile.run.micro_batches()), stage), stage);
+    if (p.total_bytes() <= most.total_bytes()) continue;
+    most = p;
+    fullest = stage;
+  }
   const Bytes budget = o.budget_bytes(device);
   report::Document d;
   add_heading(d, s, device, data);
-  add_prediction(d, p, budget);
+  if (stages > 1) d.line(fmt::format("Pipeline rank {} of {} needs most:", fullest, stages));
+  add_prediction(d, most, budget);
   print(d);
-  if (p.total_bytes() <= budget) return 0;
-  throw Error(ErrorCode::DoesNotFit, does_not_fit(workload, s.setting, p, budget));
+  if (most.total_bytes() <= budget) return 0;
+  throw Error(ErrorCode::DoesNotFit, does_not_fit(workload, s.setting, most, budget, fullest));
 }
 
 config::ProfileSet measured_set(const Setup& s, const std::vector<StepRecord>& steps, const Ledger::Peak& peak, Bytes arena) {

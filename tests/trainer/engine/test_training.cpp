@@ -478,6 +478,9 @@ TEST_CASE("exit statuses of the program") {
   CHECK(said("out").find("Fits.") != std::string::npos);
   CHECK(status("run " + example() + " --dry-run --budget 1MiB") == 3);
   CHECK(status("run " + example() + " --dry-run --budget 20MiB --modules none --set micro_batch_size=4") == 3);
+  // Of two pipeline ranks the last holds the logits: 43 MiB there, less than 38 on the first.
+  CHECK(status("run " + example() + " --dry-run --budget 38MiB --set gpus=2 --set pipeline_model_parallel_size=2 --set vocab_size=8192") == 3);
+  CHECK(said("out").find("Pipeline rank 1 of 2 needs most") != std::string::npos);
   CHECK(status("run " + example() + " --device cuda --dry-run") == 4);
   CHECK(status("run " + example() + " --dry-run --set seq_lenght=3") == 2);
   CHECK(said("err").find("seq_length") != std::string::npos);
