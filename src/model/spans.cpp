@@ -69,7 +69,7 @@ const std::vector<SpanSpec>& native_spans() {
       // Before d:e_out is made, which is as large as the rows it gathers. With an exchange: that too.
       {"moe_fc1", "gather", "expert_fc1", kDiscard, "unpermute"},
       {"shared_fc1", "shared_fc1", "shared_fc1", kDiscard, "shared_fc2"},
-      {"router", "router", "router", kDiscard, ""}, // `plan --explore`: most freed for its replay
+      {"router", "router", "router", kDiscard, ""},
       {"mlp_fc1", "mlp_norm", "mlp_fc1", kDiscard, "mlp_fc2"},
       // Whole halves of a layer: only the residual stream is kept.
       {"gdn", "input_norm", "out_proj", kWhole, ""},

@@ -123,15 +123,15 @@ TEST_CASE("explore: the cheap ops between in_proj and the rule beat gdn_qkv, whi
     CHECK(std::none_of(x.spans.begin(), x.spans.end(), [&](const plan::ExploredSpan& o) { return o.freed > f.freed && o.replay < f.replay; }));
 }
 
-TEST_CASE("stack native offers the best find of its exploration by name") {
+TEST_CASE("stack native offers by name what comes close to the best find of its exploration") {
   const Case c("qwen3.5-35b-a3b", {{"stack", "native"}, {"recompute_modules", "[]"}});
   const plan::Exploration x = plan::explore(c.profile.model, c.profile.run, c.hardware);
   REQUIRE(!x.spans.empty());
-  CHECK(x.spans.front().text() == "router:discard");
-  auto it = std::find_if(x.modules.begin(), x.modules.end(), [](const plan::ExploredSpan& s) { return s.module == "router"; });
-  REQUIRE(it != x.modules.end());
-  CHECK(it->freed == x.spans.front().freed);
-  CHECK(it->value() > x.modules[1].value());
+  CHECK(x.spans.front().text() == "rule..out_proj");
+  REQUIRE(!x.modules.empty());
+  CHECK(x.modules.front().module == "gdn_proj");
+  CHECK(x.modules.front().value() > 0.85 * x.spans.front().value());
+  CHECK(x.modules.front().freed > x.spans.front().freed); // and frees more
 }
 
 TEST_CASE("the timeline peaks where the estimate says, at what it says, and never above") {
