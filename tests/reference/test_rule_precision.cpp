@@ -49,7 +49,8 @@ TEST_CASE("the arithmetic of a sound bf16 kernel has the errors of the table") {
                              l2_error(rounded.dv, exact.dv), l2_error(rounded.dbeta, exact.dbeta), l2_error(rounded.d_initial, exact.d_initial)};
     for (int i = 0; i < 7; ++i) {
       CAPTURE(i);
-      CHECK(1e3 * errors[i] < 1.5 * row.expected[i]);
+      const bool state = i == 1 || i == 6; // of one sequence: few numbers
+      CHECK(1e3 * errors[i] < (state ? 2 : 1.5) * row.expected[i]);
       if (row.keys == Keys::Random) CHECK(1e3 * errors[i] > 0.3 * row.expected[i]);
     }
   }
