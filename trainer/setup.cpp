@@ -29,6 +29,7 @@ Setup load_setup(const std::string& file, const std::vector<config::Setting>& se
   if (!s.setting.user_spans.empty()) plan::Workload(s.profile.model, s.profile.run, kernels::provider_of(s.profile.run.stack)).require_known_ops(s.setting);
   for (const model::Violation& v : model::validate(s.profile.model, s.profile.run))
     if (v.verdict == model::Verdict::Rejected) throw Error(ErrorCode::Config, model::describe(v), "gdnplan check lists every violation");
+  if (!s.profile.hardware.empty()) config::Profiles().hardware(s.profile.hardware); // a name nobody knows: now, not after the last step
   require_executed(s.profile.model, s.profile.run, {&map, &rest});
   return s;
 }

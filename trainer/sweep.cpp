@@ -195,7 +195,7 @@ std::vector<SweepRow> Sweep::run(const std::filesystem::path& file, const std::f
     } else if (const config::ProfileSet* old = before.find(setting.text())) {
       row = from_set(*old);
       const SweepRow now = from_set(to_set(baseline)); // a file holds a part of the bits
-      row.identical = row.results == now.results;
+      row.identical = row.identical && row.results == now.results;
     } else if (setting.text() == plan::Setting{}.text()) {
       row = baseline;
     } else {

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "core/error.h"
 #include "tests/trainer/engine/fixture.h"
@@ -50,6 +51,24 @@ std::vector<OpError> checked(const char* stack, DType dtype, Device& device, Lay
   session.run(fixture::batches(model, run));
   return check.results();
 }
+
+// A CPU device whose op `target` leaves tensor `name` as zeros, as a kernel does that never writes it.
+class Silent final : public DecoratedDevice {
+public:
+  Silent(Device& inner, std::string target, std::string name) : DecoratedDevice(inner), target_(std::move(target)), name_(std::move(name)) {}
+  void run(const OpCall& call) override {
+    inner_.run(call);
+    if (call.name() != target_) return;
+    for (const OpCall::Operand& o : call.operands()) {
+      const View v = call.view_of(o);
+      if (o.access.mode == program::AccessMode::Read || (o.access.gradient ? "d:" : "") + call.list().tensor(o.access.tensor).name != name_) continue;
+      for (std::int64_t r = 0; r < v.rows; ++r) std::memset(v.data + r * v.stride * size_of(v.dtype), 0, static_cast<size_t>(v.cols * size_of(v.dtype)));
+    }
+  }
+
+private:
+  std::string target_, name_;
+};
 
 // A CPU device that leaves something else than the chunk's inverse in a rule's tensor A, and does without it.
 class KeepsOther final : public DecoratedDevice {
@@ -131,6 +150,18 @@ TEST_CASE("op check: one wrong number in any op is found, and nowhere else") {
       hits += mine;
       CHECK(e.ok() == !mine);
     }
+    CHECK(hits > 0);
+  }
+}
+
+TEST_CASE("op check: a bf16 rule that leaves out one result is found") {
+  for (const auto& [target, tensor] : {std::pair<const char*, const char*>{"rule", "o"}, {"rule.backward", "d:q"}, {"rule.backward", "d:k"},
+                                       {"rule.backward", "d:v"}, {"rule.backward", "d:g"}, {"rule.backward", "d:beta"}}) {
+    CAPTURE(tensor);
+    CpuDevice cpu;
+    Silent silent(cpu, target, tensor);
+    size_t hits = 0;
+    for (const OpError& e : checked("megatron", DType::BF16, silent)) hits += !e.ok() && e.op.ends_with(std::string(": ") + target) && e.tensor == tensor;
     CHECK(hits > 0);
   }
 }
