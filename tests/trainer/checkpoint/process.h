@@ -4,7 +4,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -72,7 +71,8 @@ inline std::vector<pid_t> processes_naming(const std::string& text) {
     pid_t pid = 0;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ptr != name.data() + name.size()) continue;
     std::ifstream in(e.path() / "cmdline", std::ios::binary);
-    const std::string line{std::istreambuf_iterator<char>(in), {}};
+    std::string line; // empty when it ended meanwhile
+    std::getline(in, line);
     if (line.find(text) != std::string::npos) found.push_back(pid);
   }
   std::sort(found.begin(), found.end());

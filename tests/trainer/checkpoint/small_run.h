@@ -1,9 +1,12 @@
 #pragma once
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <sstream>
 #include <string>
@@ -113,11 +116,17 @@ inline bool has(std::string text, const std::string& part) {
 
 inline int count(const std::filesystem::path& folder) { return static_cast<int>(std::distance(std::filesystem::directory_iterator(folder), {})); }
 
-// Until the first step is logged, or the program has ended.
-inline void wait_for_step(Process& p, const std::filesystem::path& output) {
-  const std::filesystem::path log = output / "log.jsonl";
-  while (p.running() && !(std::filesystem::exists(log) && std::filesystem::file_size(log) > 0)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+// Until so many steps are logged (checkpoints of those before the last are written then), or the program has ended.
+inline void wait_for_step(Process& p, const std::filesystem::path& output, int steps = 1) {
+  auto logged = [&] {
+    std::ifstream in(output / "log.jsonl");
+    return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
+  };
+  while (p.running() && logged() < steps) std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
+
+// Seconds in which survivors must be gone: they take two (Open MPI notices a lost launcher), more on a busy machine.
+inline constexpr double kSoon = 20;
 
 // Seconds until nothing that names `text` runs any more; at most `limit`.
 inline double seconds_until_gone(const std::string& text, double limit = 30) {
