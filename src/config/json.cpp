@@ -125,7 +125,7 @@ private:
   }
 
   Node& add(std::size_t at, Node::Kind kind) {
-    if (++values_ > kMaxValues) fail(at, fmt::format("more than {} values", kMaxValues));
+    if (++values_ > kConfiguration.values) fail(at, fmt::format("more than {} values", kConfiguration.values));
     Node* n = &root;
     std::string path;
     if (!stack_.empty()) {

@@ -85,7 +85,7 @@ Profile read_profile(const Node& map) {
 }
 
 Profile read_profile(const std::filesystem::path& file) {
-  return read_profile(parse_yaml(read_text_file(file), file.string()));
+  return read_profile(parse_yaml(read_text_file(file, kMeasurements), file.string(), kMeasurements));
 }
 
 } // namespace gdn::config

@@ -13,7 +13,7 @@ namespace gdn::config {
 
 namespace fs = std::filesystem;
 
-std::string read_text_file(const fs::path& path) {
+std::string read_text_file(const fs::path& path, const TextLimits& limits) {
   auto fail = [&](const std::string& why, const std::string& hint = {}) -> Error {
     return Error(ErrorCode::Config, fmt::format("{}: {}", path.string(), why), hint);
   };
@@ -25,13 +25,11 @@ std::string read_text_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw fail(fmt::format("cannot be read: {}", std::strerror(errno)));
   // Read up to the limit instead of trusting a size: pipes and devices have none.
-  std::string text(kMaxFileBytes + 1, '\0');
+  std::string text(limits.bytes + 1, '\0');
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (in.bad()) throw fail("cannot be read");
   text.resize(static_cast<std::size_t>(in.gcount()));
-  if (text.size() > kMaxFileBytes)
-    throw fail(fmt::format("is larger than {} KiB", kMaxFileBytes / 1024),
-               "a configuration is a few KiB; is this the right file?");
+  if (text.size() > limits.bytes) throw fail(fmt::format("is larger than {} KiB", limits.bytes / 1024), limits.usual);
   return text;
 }
 
@@ -65,9 +63,9 @@ std::size_t utf8_length(std::string_view s) {
 
 } // namespace
 
-void require_text(std::string_view text, const std::string& file) {
-  if (text.size() > kMaxFileBytes)
-    throw Error(ErrorCode::Config, fmt::format("{}: is larger than {} KiB", file, kMaxFileBytes / 1024));
+void require_text(std::string_view text, const std::string& file, const TextLimits& limits) {
+  if (text.size() > limits.bytes)
+    throw Error(ErrorCode::Config, fmt::format("{}: is larger than {} KiB", file, limits.bytes / 1024), limits.usual);
   for (std::size_t i = 0; i < text.size();) {
     auto c = static_cast<unsigned char>(text[i]);
     std::size_t n = utf8_length(text.substr(i));

@@ -6,17 +6,24 @@
 
 namespace gdn::config {
 
-inline constexpr std::size_t kMaxFileBytes = 256 << 10; // no configuration is near this
-inline constexpr int kMaxDepth = 32;                  // nesting of maps and lists
-inline constexpr int kMaxValues = 20000;              // scalars, lists and maps in one document
+// What a document of a kind may hold.
+struct TextLimits {
+  std::size_t bytes;
+  int values; // scalars, lists and maps
+  const char* usual; // said of a file that is larger
+};
+inline constexpr TextLimits kConfiguration{256 << 10, 20000, "a configuration is a few KiB; is this the right file?"};
+// A sweep has a set of rows for each of hundreds of settings.
+inline constexpr TextLimits kMeasurements{8 << 20, 1000000, "a profile of a sweep is a few hundred KiB; is this the right file?"};
+inline constexpr int kMaxDepth = 32; // nesting of maps and lists
 
 // The whole file. Error{Config} naming the path if it is missing, a directory, unreadable, or
-// larger than kMaxFileBytes.
-std::string read_text_file(const std::filesystem::path& path);
+// larger than the limit.
+std::string read_text_file(const std::filesystem::path& path, const TextLimits& limits = kConfiguration);
 
 // Throws Error{Config} at file:line:column unless `text` is UTF-8 without control characters other
-// than tab, line feed and carriage return, and no longer than kMaxFileBytes.
-void require_text(std::string_view text, const std::string& file);
+// than tab, line feed and carriage return, and no longer than the limit.
+void require_text(std::string_view text, const std::string& file, const TextLimits& limits = kConfiguration);
 
 // "file:line:column" of byte offsets, counted from 1. Keeps views of both.
 class Positions {

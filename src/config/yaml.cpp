@@ -21,7 +21,7 @@ namespace {
 // pass silently and positions of keys are lost.
 class Builder : public YAML::EventHandler {
 public:
-  explicit Builder(std::string file) : file_(std::move(file)) {}
+  Builder(std::string file, int most_values) : file_(std::move(file)), most_values_(most_values) {}
 
   Node root;
 
@@ -87,7 +87,7 @@ private:
 
   // Pointers on the stack stay valid: a node is complete before its parent grows again.
   Node& add(const YAML::Mark& mark, Node::Kind kind) {
-    if (++values_ > kMaxValues) fail(mark, fmt::format("more than {} values", kMaxValues));
+    if (++values_ > most_values_) fail(mark, fmt::format("more than {} values", most_values_));
     Node* n = &root;
     std::string path;
     if (!stack_.empty()) {
@@ -117,7 +117,7 @@ private:
 
   std::string file_;
   std::vector<Frame> stack_ = {};
-  int values_ = 0;
+  int values_ = 0, most_values_;
 };
 
 void emit(YAML::Emitter& out, const Node& node) {
@@ -150,16 +150,16 @@ void emit(YAML::Emitter& out, const Node& node) {
 
 } // namespace
 
-Node parse_yaml(std::string_view text, const std::string& file) {
-  require_text(text, file);
-  Builder builder(file);
+Node parse_yaml(std::string_view text, const std::string& file, const TextLimits& limits) {
+  require_text(text, file, limits);
+  Builder builder(file, limits.values);
   builder.root.where = fmt::format("{}:1:1", file);
   try {
     std::istringstream in{std::string(text)};
     YAML::Parser parser(in);
     if (!parser.HandleNextDocument(builder))
       throw Error(ErrorCode::Config, fmt::format("{}:1:1: the file is empty", file));
-    Builder second(file);
+    Builder second(file, limits.values);
     if (parser.HandleNextDocument(second))
       throw Error(ErrorCode::Config,
                   fmt::format("{}: more than one document", second.root.where.empty() ? file : second.root.where),

@@ -30,6 +30,11 @@ struct UnitTime {
   Flops forward_flops = 0, backward_flops = 0, replay_flops = 0; // executed
 };
 
+// Ranks of a group of `ranks` that lie in one scale-up domain, 1 without a scale-up link. Ranks are laid out tp,
+// cp, dp, pp from the inside (megatron-core's order tp-cp-ep-dp-pp): a group spans the product of the sizes inside
+// it times its own; beyond the domain it crosses the network.
+std::int64_t neighbours(const config::Parallel& parallel, const config::Hardware& hardware, model::Group group, std::int64_t ranks);
+
 class CostModel {
 public:
   // `provider`: whose efficiencies ("upstream", "own", "cpu"). A family that the profile lacks for it is
@@ -74,8 +79,8 @@ private:
   FlopsPerSecond matrix_rate(int bits) const;   // peak of operands of 4, 8 or 16 bits
   Seconds quantising(Bytes bytes) const;
   bool measured(model::Family family) const; // for this provider, in any pass
-  std::int64_t neighbours(model::Group group, std::int64_t ranks) const; // ranks of the group in one scale-up domain
-  bool inside(model::Group group, std::int64_t ranks) const;             // all of them
+  std::int64_t neighbours(model::Group group, std::int64_t ranks) const { return cost::neighbours(parallel_, hardware_, group, ranks); }
+  bool inside(model::Group group, std::int64_t ranks) const; // all of them are neighbours
   BytesPerSecond network() const;
   void assume(std::string key, std::string text) const { assumptions_.insert({std::move(key), std::move(text)}); }
 

@@ -5,31 +5,34 @@
 
 #include <fmt/format.h>
 
+#include "cost/cost.h"
 #include "plan/halves.h"
 
 namespace gdn::plan {
+
+using model::Group;
 
 std::vector<Communicator> communicators(const config::Model& model, const config::Run& run) {
   const config::Parallel& p = run.parallel;
   const bool moe = model.moe.experts > 0;
   auto has = [&](auto kind) { return std::find(model.mixers.begin(), model.mixers.end(), kind) != model.mixers.end(); };
   std::vector<Communicator> out;
-  auto add = [&](const char* name, std::int64_t ranks, bool ring, std::int64_t peers = 0) {
-    if (ranks > 1) out.push_back({name, ranks, ring, peers});
+  auto add = [&](const char* name, std::int64_t ranks, bool ring, std::int64_t peers = 0, Group group = Group::Tp) {
+    if (ranks > 1) out.push_back({name, ranks, ring, peers, group});
   };
   add("all ranks", p.gpus, true);
   add("tensor parallel", p.tp, true);
   // Heads are exchanged around the rule, and around attention under a2a; p2p passes keys to a neighbour.
   const bool attention = has(config::LayerKind::Attention), rule = has(config::LayerKind::Gdn) || has(config::LayerKind::Gdn2);
   const std::int64_t exchanged = rule || (attention && run.cp_comm_type == "a2a") ? p.cp - 1 : attention && run.cp_comm_type == "p2p" ? 2 : 0;
-  add("context parallel", p.cp, attention && run.cp_comm_type == "all_gather", std::min(exchanged, p.cp - 1));
+  add("context parallel", p.cp, attention && run.cp_comm_type == "all_gather", std::min(exchanged, p.cp - 1), Group::Cp);
   add("data parallel", p.dp() * p.cp, true);
   if (moe) {
-    add("expert parallel", p.ep, run.moe_token_dispatcher == "allgather", run.moe_token_dispatcher == "alltoall" ? p.ep - 1 : 0);
+    add("expert parallel", p.ep, run.moe_token_dispatcher == "allgather", run.moe_token_dispatcher == "alltoall" ? p.ep - 1 : 0, Group::Ep);
     add("expert tensor and expert parallel", p.ep * p.etp, true);
     add("expert data parallel", p.edp(), true);
   }
-  add("pipeline parallel", p.pp, false, std::min<std::int64_t>(2, p.pp - 1));
+  add("pipeline parallel", p.pp, false, std::min<std::int64_t>(2, p.pp - 1), Group::Pp);
   if (model.tied_embeddings && p.pp > 1) add("tied embeddings", 2, true);
   return out;
 }
@@ -43,9 +46,10 @@ std::vector<OutsideRow> outside_rows(const config::Model& model, const config::R
     for (const Communicator& c : groups) {
       auto add = [&](std::string what, Bytes bytes) { out.push_back({fmt::format("NCCL, {} ({} ranks): {}", c.name, c.ranks, what), row.source, bytes}); };
       if (row.per == "communicator" && c.ring) add(fmt::format("{} channels", row.channels), row.channels * row.bytes);
-      const std::int64_t near = std::min(c.peers, std::min<std::int64_t>(hardware.scale_up_domain, 8) - 1);
+      const std::int64_t neighbours = cost::neighbours(run.parallel, hardware, c.group, c.ranks);
+      const std::int64_t near = std::min({c.peers, neighbours - 1, std::int64_t{7}});
       if (row.per == "peer" && near > 0) add(fmt::format("{} channels x {} peer{}", row.channels, near, near == 1 ? "" : "s"), near * row.channels * row.bytes);
-      if (row.per == "network" && c.peers > 0 && c.ranks > hardware.scale_up_domain) add("shared by peers of other nodes", row.bytes);
+      if (row.per == "network" && c.peers > 0 && c.ranks > neighbours) add("shared by peers of other nodes", row.bytes);
     }
   }
   return out;

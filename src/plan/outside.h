@@ -25,6 +25,7 @@ struct Communicator {
   std::int64_t ranks = 1;
   bool ring = true;       // runs collectives: every channel is connected to two neighbours
   std::int64_t peers = 0; // ranks that it sends to or receives from pairwise
+  model::Group group = model::Group::Tp; // where those lie
 };
 
 // The groups of more than one rank that the layout creates (Megatron-LM main d98e8a64, parallel_state), those

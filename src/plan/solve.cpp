@@ -15,6 +15,7 @@ namespace {
 
 const std::vector<std::string> kNames{"seq", "micro-batch", "gpus", "budget"};
 constexpr std::int64_t kLeastSeq = 1024; // of a search, and its finest step
+constexpr std::int64_t kMostSeq = 1 << 24; // that a search looks at
 constexpr std::int64_t kSeqParts = 16;   // of the longest power of two: how finely a search looks above it
 constexpr Bytes kNoBudget = std::numeric_limits<Bytes>::max() / 4;
 
@@ -80,12 +81,17 @@ private:
       return accept(attempt(r, budget_bytes()), seq);
     };
     int misses = 0;
-    for (std::int64_t seq = kLeastSeq; misses < 2 && seq <= (std::int64_t{1} << 24); seq *= 2) {
+    for (std::int64_t seq = kLeastSeq; misses < 2 && seq <= kMostSeq; seq *= 2) {
       if (fits(seq)) misses = 0;
       else if (out_.solution || seq > run_.seq) ++misses;
     }
     out_.guard = "lengths were doubled until nothing fitted twice, and each was searched whole";
     if (!out_.solution) return;
+    if (out_.solution->value == kMostSeq) { // what is twice as long was not tried
+      out_.guard = fmt::format("lengths were doubled up to {}, the longest that a search looks at, and it fits; nothing is claimed about "
+                               "longer ones", format_count(kMostSeq));
+      return;
+    }
     const std::int64_t longest = out_.solution->value, step = std::max(kLeastSeq, longest / kSeqParts);
     std::int64_t low = longest, high = 2 * longest;
     while (high - low > step) {

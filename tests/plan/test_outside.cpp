@@ -34,6 +34,7 @@ struct Case {
 
 constexpr Bytes kRing = 24 * 28670000;           // nccl#964: 688 MB
 constexpr Bytes kPeer = Bytes{32} * 10 * 1024 * 1024; // nccl#1685
+constexpr Bytes kPool = Bytes{512} * 1024 * 1024;     // nccl#2363
 
 } // namespace
 
@@ -59,13 +60,32 @@ TEST_CASE("each group of the layout with its ranks: rings by channels, pairwise 
   CHECK(c.bytes("NCCL, tensor parallel") == kRing);
   CHECK(c.bytes("NCCL, expert parallel") == 3 * kPeer);
   CHECK(c.bytes("NCCL, context parallel") == kPeer); // heads around the delta rule go to the other rank
-  CHECK(c.bytes("NCCL, pipeline parallel") == kPeer);
-  CHECK(c.bytes("NCCL") == 5 * kRing + 5 * kPeer);
+  CHECK(c.bytes("NCCL, pipeline parallel") == kPool); // the other stage's 16 GPUs are two other nodes
+  CHECK(c.bytes("NCCL") == 5 * kRing + 4 * kPeer + kPool);
 }
 
 TEST_CASE("experts over two nodes: 7 peers by NVLink, one pool for those of the other node") {
   const Case c("qwen3.5-35b-a3b", {{"gpus", "16"}, {"expert_model_parallel_size", "16"}});
-  CHECK(c.bytes("NCCL, expert parallel") == 7 * kPeer + Bytes{512} * 1024 * 1024); // nccl#2363
+  CHECK(c.bytes("NCCL, expert parallel") == 7 * kPeer + kPool);
+}
+
+TEST_CASE("near is who shares a node, whatever the group's size") {
+  // Expert parallel ranks are expert-TP ranks apart: 8 of 8 each fill a node each.
+  const std::vector<config::Setting> tp8{{"gpus", "64"}, {"tensor_model_parallel_size", "8"}, {"sequence_parallel", "true"}, {"expert_model_parallel_size", "8"}};
+  auto experts = [&](const char* etp) {
+    std::vector<config::Setting> s = tp8;
+    s.push_back({"expert_tensor_parallel_size", etp});
+    return Case("qwen3.5-35b-a3b", s).bytes("NCCL, expert parallel");
+  };
+  CHECK(experts("8") == kPool);
+  CHECK(experts("4") == kPeer + kPool);
+  CHECK(experts("1") == 7 * kPeer);
+  auto pipeline = [](const char* gpus) { // 8 stages
+    return Case("qwen3.5-35b-a3b", {{"gpus", gpus}, {"pipeline_model_parallel_size", "8"}, {"expert_model_parallel_size", "1"}}).bytes("NCCL, pipeline parallel");
+  };
+  CHECK(pipeline("8") == 2 * kPeer);       // stages of one GPU: both neighbours in the node
+  CHECK(pipeline("32") == kPeer + kPool);  // two stages a node
+  CHECK(pipeline("64") == kPool);          // a node a stage
 }
 
 TEST_CASE("attention's exchange under context parallelism decides who is a peer") {

@@ -3,9 +3,11 @@
 #include <fstream>
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include "config/import.h"
 #include "config/json.h"
+#include "config/profile.h"
 #include "config/run_io.h"
 #include "config/shell_words.h"
 #include "config/text.h"
@@ -156,6 +158,23 @@ TEST_CASE("files that cannot be configurations") {
   std::ofstream(folder.path / "huge.yaml") << std::string((256 << 10) + 1, '#');
   CHECK(has(refused(folder.path / "huge.yaml"), "is larger than 256 KiB"));
   CHECK(has(refused("/dev/zero"), "is larger than 256 KiB"));
+}
+
+TEST_CASE("a profile of a whole sweep is read, and one beyond any sweep is refused as a profile") {
+  TempFolder folder;
+  const std::filesystem::path file = folder.path / "sweep.yaml";
+  std::string text = "schema: gdn.profile/1\nidentity:\n  model: tiny\nsets:\n";
+  for (int i = 0; i < 1000; ++i)
+    text += fmt::format("  - modules: \"set {}\"\n    rows:\n      step.total_seconds: {{value: {}, unit: seconds, source: \"measured: "
+                        "the median of three timed runs, of which the first was thrown away, on a quiet device, by its own timers. "
+                        "Each with poisoned memory and guard bands, which are left out of what is allocated\"}}\n", i, i + 1);
+  REQUIRE(text.size() > (256 << 10));
+  std::ofstream(file) << text;
+  const Profile p = read_profile(file);
+  REQUIRE(p.sets.size() == 1000);
+  CHECK(p.sets[999].find("step.total_seconds")->value == 1000);
+  std::ofstream(file) << std::string((8 << 20) + 1, '#');
+  CHECK(has(message_of([&] { read_profile(file); }), "is larger than 8192 KiB"));
 }
 
 TEST_CASE("run keys: unknown, wrong and overlaid") {
