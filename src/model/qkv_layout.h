@@ -1,5 +1,8 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <numeric>
+#include <vector>
 
 #include "config/model.h"
 #include "model/op.h"
@@ -24,5 +27,21 @@ struct QkvLayout {
     return {width, heads.kv_replicas, query, s.output_gate ? gate_at : 0};
   }
 };
+
+// Which column of all TP ranks', one rank's after the other's, is column j of those that `rank` gathers. Without `shared` all
+// ranks gather them in that order.
+inline std::vector<std::int64_t> order_of_gathered(const SharedGroupAttr* shared, std::int64_t columns, std::int64_t rank) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(columns));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  if (shared == nullptr) return order;
+  std::rotate(order.begin(), order.begin() + rank / shared->replicas * shared->width, order.end());
+  auto mine_first = [&](std::int64_t at) {
+    const auto first = order.begin() + at;
+    std::rotate(first, first + rank % shared->replicas * shared->query, first + shared->replicas * shared->query);
+  };
+  mine_first(0);
+  if (shared->gate_at > 0) mine_first(shared->gate_at);
+  return order;
+}
 
 } // namespace gdn::model

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "tests/gpu/device.h"
+#include "trainer/comm/nccl_connection.h"
 #include "trainer/comm/nccl_world.h"
 
 using namespace gdn;
@@ -163,6 +164,17 @@ void bench(Communicator& group, cudaStream_t stream) {
   }
 }
 
+// Of groups larger than the two of here, those whose size is no power of two as well: a block of everybody's pieces fits.
+void check_blocks() {
+  bool fits = true;
+  for (const Bytes element : {2, 4, 8})
+    for (std::int64_t ranks = 2; ranks <= 4096; ++ranks) {
+      const std::int64_t piece = trainer::Connection::piece_of(element, ranks);
+      fits &= piece > 0 && piece * ranks * element <= trainer::Connection::kStaging;
+    }
+  expect(fits, "pieces of up to 4096 ranks in the staging memory");
+}
+
 void run_rank(Meeting& meeting, int rank, bool timing) try {
   GDN_CUDA(cudaSetDevice(rank));
   cudaStream_t stream;
@@ -220,6 +232,7 @@ int main(int argc, char** argv) {
   }
   const bool timing = argc > 1 && std::strcmp(argv[1], "bench") == 0;
   std::printf("NCCL %s\n", trainer::nccl_version().c_str());
+  check_blocks();
   Meeting meeting;
   {
     std::jthread other([&] { run_rank(meeting, 1, timing); });

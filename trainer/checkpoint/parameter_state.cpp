@@ -29,15 +29,15 @@ void set(Parameters& parameters, const Item& item, std::span<const float> values
   else parameters.set_moment(item.parameter->name, item.state == "v", values);
 }
 
-std::vector<std::string> gather_texts(Communicator& group, const std::string& mine) {
-  const auto size = static_cast<size_t>(group.size());
+std::vector<std::string> gather_texts(Communicator& host, const std::string& mine) {
+  const auto size = static_cast<size_t>(host.size());
   std::vector<double> sizes(size, 0);
-  sizes[static_cast<size_t>(group.rank())] = static_cast<double>(mine.size());
-  group.sum_on_host(sizes);
+  sizes[static_cast<size_t>(host.rank())] = static_cast<double>(mine.size());
+  host.sum_on_host(sizes);
   const auto most = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
   std::string padded = mine, all(size * most, '\0');
   padded.resize(most);
-  group.all_gather(reinterpret_cast<const std::byte*>(padded.data()), reinterpret_cast<std::byte*>(all.data()), static_cast<Bytes>(most));
+  host.all_gather(reinterpret_cast<const std::byte*>(padded.data()), reinterpret_cast<std::byte*>(all.data()), static_cast<Bytes>(most));
   std::vector<std::string> texts;
   for (size_t r = 0; r < size; ++r) texts.push_back(all.substr(r * most, static_cast<size_t>(sizes[r])));
   return texts;

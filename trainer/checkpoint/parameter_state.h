@@ -16,7 +16,7 @@ std::vector<Item> items_of(const Parameters& parameters, const Ranks& ranks);
 std::vector<float> get(Parameters& parameters, const Item& item);
 void set(Parameters& parameters, const Item& item, std::span<const float> values);
 
-// The texts of all members, in their order, on each of them.
-std::vector<std::string> gather_texts(Communicator& group, const std::string& mine);
+// The texts of all members, in their order, on each of them. `host`: a communicator of host memory, such as the launcher's world makes.
+std::vector<std::string> gather_texts(Communicator& host, const std::string& mine);
 
 } // namespace gdn::trainer::checkpoint

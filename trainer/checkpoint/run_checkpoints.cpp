@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,6 +15,7 @@
 #include "trainer/atomic_file.h"
 #include "trainer/checkpoint/items.h"
 #include "trainer/checkpoint/parameter_state.h"
+#include "trainer/comm/launch.h"
 
 namespace gdn::trainer::checkpoint {
 
@@ -60,6 +62,9 @@ RunCheckpoints::RunCheckpoints(CheckpointOptions options, const Setup& setup, st
   identity_.run = keys_of(config::to_node(setup.profile.run));
   identity_.train = keys_of(config::to_node(setup.train));
   identity_.data = std::move(data);
+  std::vector<int> everybody(static_cast<size_t>(this_world().size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  host_ = this_world().group(everybody);
 }
 
 // The checkpoint to start from into `source_`, verified.
@@ -87,7 +92,7 @@ void RunCheckpoints::choose() {
 
 std::int64_t RunCheckpoints::open(const Ranks& ranks) {
   if (ranks.rank() == 0) choose();
-  const std::string chosen = gather_texts(ranks.world(), source_ ? source_->folder().string() : "").front();
+  const std::string chosen = gather_texts(*host_, source_ ? source_->folder().string() : "").front();
   if (chosen.empty()) return 0;
   if (ranks.rank() != 0) source_.emplace(chosen); // what it reads is verified then
   compare();
@@ -150,9 +155,9 @@ void RunCheckpoints::save(Session& session, std::int64_t step) {
       failure = e.what();
     }
     // A full disk may stop one rank only; together they leave nothing half-written behind.
-    for (const std::string& text : gather_texts(ranks.world(), failure))
+    for (const std::string& text : gather_texts(*host_, failure))
       if (!text.empty()) throw Error(ErrorCode::Io, text);
-    const std::vector<std::string> entries = gather_texts(ranks.world(), to_json(mine)); // every file is durable now
+    const std::vector<std::string> entries = gather_texts(*host_, to_json(mine)); // every file is durable now
     if (pending) {
       Manifest m = identity_;
       m.step = step;

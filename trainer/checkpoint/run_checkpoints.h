@@ -23,7 +23,7 @@ struct CheckpointOptions {
 // all of them call each function together.
 class RunCheckpoints {
 public:
-  // `data`: where tokens come from, in words. `tell` gets lines for the user.
+  // `data`: where tokens come from, in words. `tell` gets lines for the user. The ranks are those of this_world().
   RunCheckpoints(CheckpointOptions options, const Setup& setup, std::string data, const std::filesystem::path& output,
                  std::function<void(const std::string&)> tell);
 
@@ -53,6 +53,7 @@ private:
   CheckpointOptions options_;
   std::filesystem::path folder_;
   Manifest identity_; // model, run, train, data
+  std::unique_ptr<Communicator> host_; // all ranks: texts are no device's memory, whatever the ranks train on
   std::function<void(const std::string&)> tell_;
   std::optional<Reader> source_ = {};
   std::int64_t last_ = 0;

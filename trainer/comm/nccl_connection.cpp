@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "kernels/common/memory.h"
 
 namespace gdn::trainer {
 
@@ -45,9 +46,7 @@ Connection::~Connection() {
 }
 
 void Connection::reserve_staging() {
-  void* staging = nullptr;
-  GDN_CUDA(cudaMalloc(&staging, static_cast<size_t>(kStaging)));
-  staging_ = static_cast<std::byte*>(staging);
+  staging_ = kernels::allocate(kStaging, fmt::format("sums over a group of {} ranks", size_));
 }
 
 void Connection::require_whole() {

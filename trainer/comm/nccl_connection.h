@@ -75,8 +75,9 @@ public:
   cudaStream_t stream() const { return stream_; }
   CUstream_st* compute() const { return options_.compute; }
   kernels::LaunchContext launch() const { return {.stream = stream_, .sm_count = options_.sm_count}; }
-  // Memory for sums, kStaging bytes: larger ones go in blocks.
+  // Memory for sums, kStaging bytes: larger ones go in blocks, of which every rank's piece has at most so many elements.
   static constexpr Bytes kStaging = Bytes{64} << 20;
+  static constexpr std::int64_t piece_of(Bytes element, std::int64_t ranks) { return kStaging / element / ranks / 256 * 256; }
   void reserve_staging();
   std::byte* staging() const { return staging_; }
 

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "kernels/common/memory.h"
 #include "kernels/common/ordered_sum.h"
 #include "trainer/comm/nccl_connection.h"
 
@@ -16,7 +17,8 @@ namespace gdn::trainer {
 namespace {
 
 // Messages from one rank to another, in the order they are sent. What is sent is copied first: the sender goes on at
-// once, and only when both copies are still on their way does its stream wait for the receiver.
+// once, and only when both copies are still on their way does its stream wait for the receiver. The first messages connect the
+// two ranks and make room for the copies; later ones only if they are larger.
 class Channel {
 public:
   // Together; `sends`: this rank is the one that sends.
@@ -37,12 +39,13 @@ public:
     if (bytes > c.bytes) {
       GDN_CUDA(cudaEventSynchronize(c.sent));
       GDN_CUDA(cudaFree(std::exchange(c.data, nullptr)));
-      GDN_CUDA(cudaMalloc(&c.data, static_cast<size_t>(bytes)));
+      c.bytes = 0;
+      c.data = kernels::allocate(bytes, "a copy of what a pipeline stage sends");
       c.bytes = bytes;
     }
     GDN_CUDA(cudaStreamWaitEvent(with_.compute(), c.sent, 0));
     GDN_CUDA(cudaMemcpyAsync(c.data, data, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, with_.compute()));
-    with_.ordered("p2p", bytes, watch, [&] { with_.send(static_cast<const std::byte*>(c.data), bytes, 1); }, false);
+    with_.ordered("p2p", bytes, watch, [&] { with_.send(c.data, bytes, 1); }, false);
     GDN_CUDA(cudaEventRecord(c.sent, with_.stream()));
   }
   void receive(std::byte* data, Bytes bytes) {
@@ -51,7 +54,7 @@ public:
 
 private:
   struct Copy {
-    void* data = nullptr;
+    std::byte* data = nullptr;
     Bytes bytes = 0;
     cudaEvent_t sent = nullptr;
   };
@@ -72,7 +75,7 @@ public:
   void all_reduce(std::byte* data, std::int64_t elements, DType dtype, Reduction reduction) override {
     if (size() == 1) return;
     const Bytes element = size_of(dtype);
-    const std::int64_t ranks = size(), block = Connection::kStaging / element / 256 * 256; // the pieces of all ranks fill the staging memory
+    const std::int64_t ranks = size(), block = Connection::piece_of(element, ranks) * ranks;
     with_->ordered("all_reduce", elements * element, watch_, [&] {
       for (std::int64_t first = 0; first < elements; first += block) {
         const std::int64_t n = std::min(block, elements - first), piece = (n + ranks - 1) / ranks;
@@ -103,7 +106,7 @@ public:
 
   void reduce_scatter(const std::byte* all, std::byte* mine, std::int64_t elements, DType dtype) override {
     const Bytes element = size_of(dtype);
-    const std::int64_t block = Connection::kStaging / element / size() / 256 * 256;
+    const std::int64_t block = Connection::piece_of(element, size());
     with_->ordered("reduce_scatter", elements * element * size(), watch_, [&] {
       if (size() == 1) return with_->copy(all, mine, elements * element);
       for (std::int64_t first = 0; first < elements; first += block) {
@@ -139,7 +142,7 @@ public:
 private:
   // Made with the first message: the sender waits until the receiver asks for it.
   Channel& channel(int peer, int tag, bool sends) {
-    std::unique_ptr<Channel>& c = channels_[{peer, tag % 2, sends}];
+    std::unique_ptr<Channel>& c = channels_[{peer, tag % 2, sends == (rank() < peer)}];
     if (c) return *c;
     ncclUniqueId id;
     if (sends) {
@@ -156,7 +159,8 @@ private:
   std::shared_ptr<Connection> with_;
   NcclOptions options_;
   Stopwatch& watch_;
-  std::map<std::tuple<int, int, bool>, std::unique_ptr<Channel>> channels_; // by peer, parity of the tag, direction
+  // Closing one waits for its other end: both ranks close theirs in this order, and none waits in a circle.
+  std::map<std::tuple<int, int, bool>, std::unique_ptr<Channel>> channels_; // by peer, parity of the tag, whether towards the higher rank
 };
 
 class NcclWorld final : public World {

@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <numeric>
 
 #include "model/kinds/gdn.h"
+#include "model/qkv_layout.h"
 #include "trainer/comm/ranks.h"
 #include "trainer/cpu/collectives.h"
 
@@ -96,24 +96,9 @@ Bytes columns_scratch(const model::OpList& list, const model::Op& op, int step) 
 View rows_of(const View& all, std::int64_t rank, std::int64_t rows) {
   return {all.data + rank * rows * all.stride * size_of(all.dtype), all.dtype, rows, all.cols, all.stride};
 }
-// Which column of all ranks', one rank's after the other's, is column j of the gathered ones.
-std::vector<std::int64_t> order_of_columns(const OpCall& c, std::int64_t columns, std::int64_t rank) {
-  std::vector<std::int64_t> order(static_cast<size_t>(columns));
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  const auto* a = std::get_if<model::SharedGroupAttr>(&c.op().attr);
-  if (a == nullptr) return order;
-  std::rotate(order.begin(), order.begin() + rank / a->replicas * a->width, order.end());
-  auto mine_first = [&](std::int64_t at) {
-    const auto first = order.begin() + at;
-    std::rotate(first, first + rank % a->replicas * a->query, first + a->replicas * a->query);
-  };
-  mine_first(0);
-  if (a->gate_at > 0) mine_first(a->gate_at);
-  return order;
-}
 // Between the blocks of the ranks, one below the other, and the gathered columns.
 template <class F> void for_columns(const OpCall& c, const View& blocks, const View& all, F&& f) {
-  const std::vector<std::int64_t> order = order_of_columns(c, all.cols, c.group(Group::Tp).rank());
+  const std::vector<std::int64_t> order = model::order_of_gathered(std::get_if<model::SharedGroupAttr>(&c.op().attr), all.cols, c.group(Group::Tp).rank());
   for (std::int64_t i = 0; i < all.rows; ++i)
     for (std::int64_t j = 0; j < all.cols; ++j) {
       const std::int64_t from = order[static_cast<size_t>(j)];

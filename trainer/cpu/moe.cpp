@@ -51,7 +51,7 @@ void router_forward(const OpCall& c) {
   counts = counts_of(a, values(index));
   for (const model::Collective& sum : c.op().collectives)
     c.group(sum.group).all_reduce(reinterpret_cast<std::byte*>(counts.data()), static_cast<std::int64_t>(counts.size()), DType::Int64);
-  add_routing_totals(c, values(logits), counts);
+  add_routing_totals(c, values(logits), counts, !c.op().collectives.empty());
 }
 
 // From the kept scores, not the logits. For one token, w the weights, s the scores, chosen j:

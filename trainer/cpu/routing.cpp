@@ -16,12 +16,12 @@ using model::MoeAttr;
 using reference::ConstValues;
 using reference::Values;
 
-void add_routing_totals(const OpCall& c, ConstValues logits, std::span<const std::int64_t> counts) {
+void add_routing_totals(const OpCall& c, ConstValues logits, std::span<const std::int64_t> counts, bool summed) {
   if (c.pass() != program::Pass::Forward || c.context().totals == nullptr) return;
   const auto& a = c.attr<MoeAttr>();
   StepTotals& totals = *c.context().totals;
   totals.expert_load.resize(std::max(totals.expert_load.size(), counts.size()));
-  if (is_first_token_shard(c)) // they count the same slots
+  if (!summed || is_first_token_shard(c))
     for (size_t e = 0; e < counts.size(); ++e) totals.expert_load[e] += counts[e];
   const std::int64_t shards = token_shards(c);
   if (a.aux_coeff > 0)
@@ -83,7 +83,7 @@ std::vector<std::int64_t> counts_of(ConstValues kept) {
   for (std::int64_t e = 0; e < kept.rows; ++e) counts.push_back(static_cast<std::int64_t>(kept.get(e, 0)));
   return counts;
 }
-void loss_forward(const OpCall& c) { add_routing_totals(c, values(c.in(0)), counts_of(values(c.in(1)))); }
+void loss_forward(const OpCall& c) { add_routing_totals(c, values(c.in(0)), counts_of(values(c.in(1))), true); }
 void loss_backward(const OpCall& c) {
   const auto& a = c.attr<MoeAttr>();
   const ConstValues logits = values(c.in(0));

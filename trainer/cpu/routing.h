@@ -20,7 +20,8 @@ void route_tokens(const OpCall& call, View logits, View index, View weight, View
 std::int64_t token_shards(const OpCall& call);
 bool is_first_token_shard(const OpCall& call);
 
-// Load counters and auxiliary losses of one router, in the forward pass only.
-void add_routing_totals(const OpCall& call, reference::ConstValues logits, std::span<const std::int64_t> counts);
+// Load counters and auxiliary losses of one router, in the forward pass only. `summed`: the counts are those of all ranks that
+// share the tokens, the same on each, not of this one alone.
+void add_routing_totals(const OpCall& call, reference::ConstValues logits, std::span<const std::int64_t> counts, bool summed);
 
 } // namespace gdn::trainer::cpu

@@ -1,7 +1,6 @@
 #include "trainer/cuda/collectives.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 #include "kernels/describe/own.h"
 #include "kernels/describe/ranks.h"
 #include "model/kinds/gdn.h"
+#include "model/qkv_layout.h"
 #include "trainer/comm/ranks.h"
 
 namespace gdn::trainer::cuda {
@@ -149,25 +149,9 @@ void heads_backward(const OpCall& c, Engine& e) { heads_run(c, e, c.d_out(0), c.
 
 // ------------------------------------------------------------------------- columns and rows ----
 
-// Which column of all ranks', one rank's after the other's, is column j of the gathered ones, for `rank`.
-std::vector<std::int64_t> order_of_columns(const OpCall& c, std::int64_t columns, std::int64_t rank) {
-  std::vector<std::int64_t> order(static_cast<size_t>(columns));
-  std::iota(order.begin(), order.end(), std::int64_t{0});
-  const auto* a = std::get_if<model::SharedGroupAttr>(&c.op().attr);
-  if (a == nullptr) return order;
-  std::rotate(order.begin(), order.begin() + rank / a->replicas * a->width, order.end());
-  auto mine_first = [&](std::int64_t at) {
-    const auto first = order.begin() + at;
-    std::rotate(first, first + rank % a->replicas * a->query, first + a->replicas * a->query);
-  };
-  mine_first(0);
-  if (a->gate_at > 0) mine_first(a->gate_at);
-  return order;
-}
-
 // Calls f(first column of the gathered ones, rank and column there, columns) for neighbours that stay neighbours.
 template <class F> void for_columns(const OpCall& c, std::int64_t columns, std::int64_t own, std::int64_t rank, F&& f) {
-  const std::vector<std::int64_t> order = order_of_columns(c, columns, rank);
+  const std::vector<std::int64_t> order = model::order_of_gathered(std::get_if<model::SharedGroupAttr>(&c.op().attr), columns, rank);
   for (size_t first = 0; first < order.size();) {
     size_t end = first + 1;
     while (end < order.size() && order[end] == order[end - 1] + 1 && order[end] / own == order[first] / own) ++end;

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "kernels/common/check.h"
 #include "kernels/common/elementwise.h"
+#include "kernels/common/memory.h"
 #include "kernels/common/reduce.h"
 #include "kernels/describe/own.h"
 #include "kernels/gdn/chunk_table.h"
@@ -31,17 +32,17 @@ public:
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer() { GDN_CUDA_NOTHROW(cudaFree(data_)); }
-  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  std::byte* data() const { return data_; }
   void reserve(Bytes bytes) {
     if (bytes <= bytes_) return;
     GDN_CUDA(cudaFree(std::exchange(data_, nullptr)));
     bytes_ = 0;
-    GDN_CUDA(cudaMalloc(&data_, static_cast<size_t>(bytes)));
+    data_ = kernels::allocate(bytes, "the ids and tables of a step");
     bytes_ = bytes;
   }
 
 private:
-  void* data_ = nullptr;
+  std::byte* data_ = nullptr;
   Bytes bytes_ = 0;
 };
 
@@ -163,17 +164,7 @@ FlopsPerSecond CudaDevice::peak() const { return state_->engine.sm_count * 4096 
 
 std::byte* CudaDevice::allocate(Bytes bytes, std::string_view what) {
   ++allocations_;
-  void* data = nullptr;
-  const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(bytes));
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    size_t free = 0, total = 0;
-    GDN_CUDA(cudaMemGetInfo(&free, &total));
-    throw Error(ErrorCode::DoesNotFit, fmt::format("out of device memory: {} for {}, {} of {} are free", format_bytes(bytes), what,
-                                                   format_bytes(static_cast<Bytes>(free)), format_bytes(static_cast<Bytes>(total))));
-  }
-  GDN_CUDA(status);
-  return static_cast<std::byte*>(data);
+  return kernels::allocate(bytes, what);
 }
 
 void CudaDevice::deallocate(std::byte* data) {

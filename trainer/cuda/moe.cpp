@@ -49,7 +49,7 @@ void router_forward(const OpCall& c, Engine& e) {
   auto* const counts = static_cast<std::int32_t*>(take(context, a.experts * 4));
   kernels::count_slots(p.experts[0], static_cast<int>(a.experts), counts, context);
   sum_counts(c, e, counts);
-  add_routing_totals(c, e, p.logits, counts, context.scratch);
+  add_routing_totals(c, e, p.logits, counts, !c.op().collectives.empty(), context.scratch);
 }
 
 void router_backward(const OpCall& c, Engine& e) {

@@ -19,11 +19,11 @@ double balance_factor(const MoeAttr& a, std::int64_t tokens) {
   return a.aux_coeff * static_cast<double>(a.experts) / (static_cast<double>(a.top_k) * n * n);
 }
 
-void add_routing_totals(const OpCall& c, Engine& e, const Matrix& logits, const std::int32_t* counts, void* losses) {
+void add_routing_totals(const OpCall& c, Engine& e, const Matrix& logits, const std::int32_t* counts, bool summed, void* losses) {
   if (c.pass() != program::Pass::Forward || c.context().totals == nullptr) return;
   const auto& a = c.attr<MoeAttr>();
   e.experts_seen = std::max(e.experts_seen, static_cast<int>(a.experts));
-  if (is_first_token_shard(c)) kernels::add_counts(counts, static_cast<int>(a.experts), e.totals.load, e.launch()); // all count the same slots
+  if (!summed || is_first_token_shard(c)) kernels::add_counts(counts, static_cast<int>(a.experts), e.totals.load, e.launch());
   if (a.aux_coeff == 0 && a.z_coeff == 0) return;
   const Matrix by_token{losses, DType::FP32, logits.rows, 1, 1};
   const std::int64_t tokens = logits.rows * token_shards(c); // of all ranks that share them: this one adds its part
@@ -62,7 +62,7 @@ void top_k_backward(const OpCall& c, Engine& e) {
 void loss_forward(const OpCall& c, Engine& e) {
   const LaunchContext context = e.launch(c);
   const View logits = c.in(0), counts = c.in(1);
-  add_routing_totals(c, e, matrix(logits), data<std::int32_t>(counts), context.scratch);
+  add_routing_totals(c, e, matrix(logits), data<std::int32_t>(counts), true, context.scratch);
 }
 void loss_backward(const OpCall& c, Engine& e) {
   const auto& a = c.attr<MoeAttr>();

@@ -8,6 +8,7 @@
 
 #include "config/profiles.h"
 #include "config/yaml.h"
+#include "tests/trainer/ranks/gradients.h"
 #include "trainer/prediction.h"
 
 namespace gdn::trainer::ranks_test {
@@ -21,7 +22,7 @@ constexpr int kSteps = 5;
 struct Step {
   StepResult result;
   double norm = 0;
-  std::vector<std::pair<std::string, std::vector<float>>> gradients = {}; // whole, or this rank's part
+  Gradients gradients = {};
 };
 
 std::vector<Batch> batches_of(const Case& c, std::uint64_t step) {
@@ -43,8 +44,7 @@ std::vector<Step> train(Session& session, const Case& c) {
     std::vector<Batch> mine;
     for (size_t m = static_cast<size_t>(ranks.place().dp); m < all.size(); m += data_ranks) mine.push_back(all[m]);
     Step s{session.run(mine, static_cast<std::uint64_t>(i), 7)};
-    if (i == 0 || i + 1 == kSteps)
-      for (const ParameterSlot& slot : session.parameters().slots()) s.gradients.push_back({slot.name(), session.parameters().gradient(slot.name())});
+    if (i == 0 || i + 1 == kSteps) s.gradients = gradients_of(session.parameters());
     UpdateSettings u;
     u.lr = 1e-3;
     u.clip = 1;
@@ -53,12 +53,6 @@ std::vector<Step> train(Session& session, const Case& c) {
     steps.push_back(std::move(s));
   }
   return steps;
-}
-
-double norm_of(const std::vector<float>& v) {
-  double sum = 0;
-  for (float x : v) sum += static_cast<double>(x) * static_cast<double>(x);
-  return std::sqrt(sum);
 }
 
 // The same on one rank; made once for all layouts of a run.
@@ -75,13 +69,6 @@ std::vector<Step> one_rank(Device& device, const Case& c) {
   std::vector<Step> steps = train(one, c);
   if (!c.edit && !c.prepare) made[key] = steps;
   return steps;
-}
-
-// The part of a whole parameter that a rank holds.
-std::vector<float> part_of(const std::vector<float>& whole, const std::vector<HeldStretch>& held) {
-  std::vector<float> out;
-  for (const HeldStretch& h : held) out.insert(out.end(), whole.begin() + h.global, whole.begin() + h.global + h.count);
-  return out;
 }
 
 } // namespace
@@ -139,14 +126,10 @@ void check_equal(const Case& c) {
       const auto whole = std::find_if(e.gradients.begin(), e.gradients.end(), [&, n = name](const auto& g) { return g.first == n; });
       REQUIRE(whole != e.gradients.end());
       const auto held = held_stretches(*many.parameters().at(name).parameter, c.run.parallel, ranks.place());
-      const std::vector<float> part = part_of(whole->second, held);
-      REQUIRE(part.size() == gradient.size());
-      std::vector<float> difference = gradient;
-      for (size_t k = 0; k < part.size(); ++k) difference[k] -= part[k];
-      // A part whose gradient is nothing but rounding of the whole has no norm of its own.
-      const double scale = norm_of(part) + 1e-4 * norm_of(whole->second) + 1e-7 * e.norm;
-      worst = std::max(worst, norm_of(difference) / scale);
-      CHECK(norm_of(difference) <= c.gradient_tolerance * scale);
+      REQUIRE(part_of(whole->second, held).size() == gradient.size());
+      const double off = distance(gradient, whole->second, held, e.norm, 1e-4, 1e-7);
+      worst = std::max(worst, off);
+      CHECK(off <= c.gradient_tolerance);
     }
   }
   CHECK(expected.back().result.loss < expected.front().result.loss + 0.5); // it computes something finite

@@ -42,6 +42,18 @@ TEST_CASE("edges of 2 ranks: all rows go to the experts of one") {
   }
 }
 
+// Without a balance loss the Megatron-style router sums no counts over the ranks that share the tokens: each adds its own.
+TEST_CASE("edges of 2 ranks: the experts' load where ranks share tokens and nothing balances them") {
+  for (const char* stack : kStacks)
+    for (const Parallel& layout : {Parallel{.tp = 2, .ep = 2, .sequence_parallel = true, .gpus = 2}, Parallel{.cp = 2, .gpus = 2}}) {
+      CAPTURE(stack);
+      CAPTURE(layout.cp);
+      Case c{hybrid(), run_of(stack, layout)};
+      c.model.moe.aux_loss_coeff = 0;
+      check_equal(c);
+    }
+}
+
 TEST_CASE("edges of 2 ranks: an over-full expert drops the rows past its bound") {
   Case c = one_sided("native");
   c.run.moe_capacity_factor = 0.5; // 20 rows of every rank for each expert, 80 come
