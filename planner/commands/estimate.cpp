@@ -8,6 +8,7 @@
 #include "planner/layouts.h"
 #include "planner/page.h"
 #include "planner/results.h"
+#include "program/allocator.h"
 
 namespace gdn::planner {
 
@@ -77,6 +78,8 @@ struct EstimateCommand {
       d.line(fmt::format("PyTorch's allocator, simulated: reserves {} to {}{}", format_gib(simulated.reserved->low), format_gib(simulated.reserved->high),
                          c.profile.run.settings.expandable_segments ? " with expandable segments" : ""),
              report::Tone::Plain, 2);
+    else if (c.profile.run.stack == "megatron" && e.peak_bytes > program::kLargestDevice)
+      d.line("PyTorch's allocator: not simulated, the tensors need more than 512 GiB", report::Tone::Plain, 2);
     d.line(fmt::format("peak in {}: {}", w.peak_phase, w.peak_event), report::Tone::Plain, 2);
     std::string largest;
     for (const auto& [name, bytes] : w.largest) largest += fmt::format("{}{} {}", largest.empty() ? "" : ", ", name, format_bytes(bytes));

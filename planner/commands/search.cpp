@@ -62,6 +62,7 @@ struct SearchCommand {
     row(s.counts.static_state, "parameters, gradients and optimizer alone are over the budget");
     row(s.counts.memory_bound, "the lower bound of the peak is over the budget");
     row(s.counts.dominated, "another one, priced exactly, is no slower and needs no more than their bounds");
+    if (s.counts.illegal > 0) row(s.counts.illegal, "pricing met an error");
     row(s.counts.evaluated, "priced exactly");
     d.table(std::move(counts));
     if (s.front.empty()) {
@@ -117,7 +118,7 @@ struct SearchCommand {
     Json j = json_head("gdnplan.search/1", c, s.front.empty() ? "" : s.front.front().estimate.setting.text());
     j["counts"] = {{"layouts", s.counts.parallel_points}, {"settings", s.counts.settings}, {"candidates", s.counts.candidates},
                    {"static_state", s.counts.static_state}, {"memory_bound", s.counts.memory_bound},
-                   {"dominated", s.counts.dominated}, {"evaluated", s.counts.evaluated}};
+                   {"dominated", s.counts.dominated}, {"illegal", s.counts.illegal}, {"evaluated", s.counts.evaluated}};
     Json front = Json::array();
     for (const plan::SearchPoint& p : s.front) front.push_back(json_layout(c.profile.model, p.run, p.estimate));
     j["best"] = front.empty() ? Json(nullptr) : front.front();

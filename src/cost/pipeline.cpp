@@ -34,9 +34,11 @@ PipelineTime simulate_pipeline(const std::vector<std::vector<Slot>>& slots,
     if (!arrives) return std::max(clock[rank], at);
     return options.beside ? std::max(clock[rank], at + options.transfer) : std::max(clock[rank], at) + options.transfer;
   };
-  // The backward that runs beside a forward: the slot right behind it.
+  // The backward that runs beside a forward: the slot right behind it, once the warm-up is over.
   auto partner = [&](size_t rank, size_t slot) -> const Slot* {
     if (options.saved.empty() || slots[rank][slot].pass != Pass::Forward || slot + 1 >= slots[rank].size()) return nullptr;
+    const int warm_up = program::warm_up_forwards(static_cast<int>(ranks), static_cast<int>(rank), static_cast<int>(chunks), micro_batches, 0, 1);
+    if (static_cast<int>(slot) < warm_up) return nullptr;
     const Slot& b = slots[rank][slot + 1];
     const bool same = b.chunk == slots[rank][slot].chunk && b.micro_batch == slots[rank][slot].micro_batch;
     return b.pass == Pass::Backward && !same ? &b : nullptr;

@@ -20,7 +20,7 @@ struct PipelineOptions {
   Seconds transfer = 0;      // to the neighbour
   bool beside = true;        // transfers run beside compute; else a rank waits while it receives
   // `saved[r][f][b]`: what a forward of chunk f and the backward of chunk b right behind it take less together than
-  // one after the other. Empty: nothing. Both then begin when both can.
+  // one after the other. Empty: nothing. Both then begin when both can; the warm-up is one forward longer and has no pairs.
   std::vector<std::vector<std::vector<Seconds>>> saved = {};
 };
 PipelineTime simulate_pipeline(const std::vector<std::vector<program::Slot>>& slots,

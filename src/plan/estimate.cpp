@@ -149,6 +149,16 @@ RankEstimate Estimator::evaluate_rank(const Rank& rank, std::int64_t index, cons
   note(walk.backward, out.backward_peak);
   note(walk.replay, out.replay_peak);
   out.optimizer_peak = base.total() + walk.end_level;
+  const Bytes moments = moment_bytes(rank.state);
+  if (out.peak.slot < 0) { // no unit: an empty stage passes on what it gets
+    out.peak.bytes = base.total();
+    out.peak.by = base;
+    out.peak_phase = "optimizer";
+    out.peak_event = "the rank has no layer";
+    out.first_step_peak = out.peak.bytes - moments;
+    out.host_bytes = rank.state.host;
+    return out;
+  }
 
   const program::Slot& slot = rank.steady_slots[static_cast<size_t>(out.peak.slot)];
   const PlacedUnit& unit = placed[static_cast<size_t>(slot.chunk)][static_cast<size_t>(out.peak.unit)];
@@ -172,7 +182,6 @@ RankEstimate Estimator::evaluate_rank(const Rank& rank, std::int64_t index, cons
     out.in_flight = std::max(out.in_flight, now);
   }
   out.host_bytes = rank.state.host + out.offloaded * out.in_flight / static_cast<std::int64_t>(rank.chunks.size());
-  const Bytes moments = moment_bytes(rank.state);
   out.first_step_peak = out.peak.bytes - moments;
   return out;
 }
@@ -185,11 +194,14 @@ Bytes Estimator::moment_bytes(const model::StaticState& state) const {
   return e.optimizer > 0 ? (state.dense.optimizer + state.expert.optimizer) / e.optimizer * moments : 0;
 }
 
-Seconds Estimator::update_seconds(const model::StateBytes& s, std::int64_t ranks) const {
-  const std::int64_t shards = run_.optimizer.distributed ? ranks : 1;
-  const Seconds offloaded = cost_.host_link(static_cast<Bytes>(run_.optimizer.offload_fraction * static_cast<double>((s.gradients + s.parameters) / shards)));
-  const auto elements = static_cast<std::int64_t>(run_.optimizer.offload_fraction * static_cast<double>(s.gradients / size_of(run_.optimizer.gradient_dtype) / shards));
-  return cost_.update(workload_.provider().update_traffic(s, ranks, shards)) + offloaded + cost_.host_update(elements);
+Seconds update_seconds(const cost::CostModel& cost, const model::Provider& provider, const config::Run& run, const model::StaticState& state) {
+  auto seconds = [&](const model::StateBytes& s, std::int64_t ranks) {
+    const std::int64_t shards = run.optimizer.distributed ? ranks : 1;
+    const Seconds offloaded = cost.host_link(static_cast<Bytes>(run.optimizer.offload_fraction * static_cast<double>((s.gradients + s.parameters) / shards)));
+    const auto elements = static_cast<std::int64_t>(run.optimizer.offload_fraction * static_cast<double>(s.gradients / size_of(run.optimizer.gradient_dtype) / shards));
+    return cost.update(provider.update_traffic(s, ranks, shards)) + offloaded + cost.host_update(elements);
+  };
+  return seconds(state.dense, run.parallel.dp() * run.parallel.cp) + seconds(state.expert, run.parallel.edp());
 }
 
 // Units of the rank in model order, each with its weights.
@@ -197,12 +209,12 @@ DataParallelTime Estimator::exchanged(const Rank& rank, std::int64_t index, cons
   std::vector<UnitState> units;
   std::map<std::int64_t, size_t> of_layer;
   size_t first = 0, last = 0;
-  if (run_.overlap.gradients) {
-    for (const model::Chunk& c : rank.chunks)
-      for (const PlacedUnit& u : workload_.units(c, setting)) {
+  if (run_.overlap.gradients || run_.overlap.parameters) {
+    for (size_t chunk = 0; chunk < rank.chunks.size(); ++chunk)
+      for (const PlacedUnit& u : workload_.units(rank.chunks[chunk], setting)) {
         const cost::UnitTime& t = time_of(*u.unit);
         for (std::int64_t i = 0; i < u.layers; ++i) of_layer[u.first_layer + i] = units.size();
-        units.push_back({0, 0, t.forward, t.backward + t.replay});
+        units.push_back({static_cast<std::int64_t>(chunk), 0, 0, t.forward, t.backward + t.replay});
       }
     last = units.size() - 1;
     for (const model::LocalParameter& p : model::local_parameters(table_, model_, run_, index)) {
@@ -212,7 +224,7 @@ DataParallelTime Estimator::exchanged(const Rank& rank, std::int64_t index, cons
       (p.parameter->group == model::ParameterGroup::RoutedExpert ? units[unit].expert : units[unit].dense) += p.elements;
     }
   }
-  return data_parallel_time(cost_, run_, rank.state, units);
+  return data_parallel_time(cost_, run_, rank.state, index, units);
 }
 
 std::vector<std::vector<Seconds>> Estimator::saved_beside(const Rank& rank, const Setting& setting) {
@@ -275,11 +287,10 @@ Estimate Estimator::evaluate(const Setting& setting) {
   const double m = static_cast<double>(run_.micro_batches());
   for (size_t r = 0; r < ranks_.size(); ++r) {
     const model::StaticState& s = ranks_[r].state;
-    const std::int64_t dense_ranks = p.dp() * p.cp, expert_ranks = p.edp();
     const DataParallelTime exchange = exchanged(ranks_[r], static_cast<std::int64_t>(r), setting);
     // A rank whose backward ends early reduces early, where nothing waits for all of them.
     step = std::max(step, (run_.overlap.gradients ? pipeline.ends[r] : pipeline.total) + exchange.total());
-    e.optimizer_seconds = std::max(e.optimizer_seconds, update_seconds(s.dense, dense_ranks) + update_seconds(s.expert, expert_ranks));
+    e.optimizer_seconds = std::max(e.optimizer_seconds, update_seconds(cost_, workload_.provider(), run_, s));
     e.reduce_seconds = std::max(e.reduce_seconds, exchange.total());
     e.recompute_seconds = std::max(e.recompute_seconds, e.ranks[r].replay * m);
   }
@@ -381,7 +392,13 @@ std::optional<ReservedBand> Estimator::reserved(const Estimate& e, std::int64_t 
     struct Variant { std::int64_t shard; int delay; };
     for (const Variant v : {Variant{0, 0}, {0, 2}, {0, 1}, {last, 0}}) {
       if (ops > kQuickOps && (v.delay == 1 || (v.shard == last && last > 0))) continue; // a long step: the extremes
-      const Bytes bytes = simulation.peak(v.shard, v.delay);
+      Bytes bytes = 0;
+      try {
+        bytes = simulation.peak(v.shard, v.delay);
+      } catch (const Error& error) { // more than the largest device
+        if (error.code() != ErrorCode::DoesNotFit) throw;
+        return {};
+      }
       if (v.delay == 0) band.low = std::max(band.low, bytes);
       band.high = std::max(band.high, bytes);
     }

@@ -83,6 +83,9 @@ struct Estimate {
   Bytes margin() const { return budget_bytes - total_bytes; }
 };
 
+// The optimizer's update of one rank, its share on the host included.
+Seconds update_seconds(const cost::CostModel& cost, const model::Provider& provider, const config::Run& run, const model::StaticState& state);
+
 // Prices settings of one (model, run, hardware). Everything that does not depend on the recompute
 // setting is done once.
 class Estimator {
@@ -97,8 +100,8 @@ public:
   std::vector<LayerEstimate> layers(const Setting& setting); // in model order, every rank
   // Replays by module and layer kind, dearest first.
   std::vector<ReplayCost> replay_costs(const Setting& setting);
-  // Of the ranks whose allocated peak is within 3 % of the worst. Unset: stack native, or a step of more ops
-  // than `most_ops`.
+  // Of the ranks whose allocated peak is within 3 % of the worst. Unset: stack native, a step of more ops
+  // than `most_ops`, or more than program::kLargestDevice.
   std::optional<ReservedBand> reserved(const Estimate& estimate, std::int64_t most_ops = 8000);
   Workload& workload() { return workload_; }
   const cost::CostModel& cost() const { return cost_; }
@@ -117,7 +120,6 @@ private:
   RankEstimate evaluate_rank(const Rank& rank, std::int64_t index, const Setting& setting,
                              std::vector<Seconds>& forward, std::vector<Seconds>& backward);
   Bytes moment_bytes(const model::StaticState& state) const;
-  Seconds update_seconds(const model::StateBytes& state, std::int64_t ranks) const;
   DataParallelTime exchanged(const Rank& rank, std::int64_t index, const Setting& setting);
   // `[f][b]`: what chunk f's forward and chunk b's backward save beside each other.
   std::vector<std::vector<Seconds>> saved_beside(const Rank& rank, const Setting& setting);

@@ -278,10 +278,21 @@ private:
     }
     report(0, "static state");
     states_.resize(first.size());
+    after_.resize(first.size());
     for_each_parallel(first.size(), [&](size_t i, size_t) {
-      const model::ParameterTable table = model::parameter_table(model_, *first[i]);
-      for (std::int64_t r = 0; r < first[i]->parallel.pp; ++r)
-        states_[i].push_back(model::static_state(table, model_, *first[i], r).total());
+      const config::Run& run = *first[i];
+      const model::ParameterTable table = model::parameter_table(model_, run);
+      const model::Provider& provider = kernels::provider_of(run.stack);
+      const cost::CostModel cost(hardware_, std::string(provider.name()), run.parallel, run.dtype, run.overlap);
+      Seconds exchange = 0, update = 0;
+      for (std::int64_t r = 0; r < run.parallel.pp; ++r) {
+        const model::StaticState state = model::static_state(table, model_, run, r);
+        states_[i].push_back(state.total());
+        update = std::max(update, update_seconds(cost, provider, run, state));
+        if (!run.overlap.gradients && !run.overlap.parameters) // else all of it may hide
+          exchange = std::max(exchange, data_parallel_time(cost, run, state, r, {}).total());
+      }
+      after_[i] = (exchange + update) * (1 - 1e-9); // sums are rounded
     });
   }
 
@@ -363,6 +374,7 @@ private:
     const int m = program::steady_micro_batches(static_cast<int>(p.pp), static_cast<int>(p.vp), static_cast<int>(r.micro_batches()), 0, forwards_ahead(r));
     Bound b = lower_bound(shape.under(setting), settings_->all[setting], chunks_.at({p.pp, p.vp}), kind_of_, moments_.at({p.pp, p.vp, m}),
                           states_[state_of_[point]], r.micro_batches());
+    b.step += after_[state_of_[point]];
     if (r.cpu_offloading || r.fine_grained_offload) b.peak = state(point); // what is kept may lie in host memory
     return b;
   }
@@ -385,16 +397,24 @@ private:
         auto it = std::find_if(by_point.begin(), by_point.end(), [&](const auto& p) { return p.first == batch[i]->point; });
         if (it == by_point.end()) it = by_point.insert(it, {batch[i]->point, {}});
         it->second.push_back(i);
-        auto& estimator = estimators_[batch[i]->point];
-        if (!estimator) estimator = std::make_unique<Estimator>(model_, points_[batch[i]->point], hardware_, budget_);
+        estimators_.try_emplace(batch[i]->point);
       }
-      std::vector<Estimate> estimates(batch.size());
+      std::vector<std::optional<Estimate>> estimates(batch.size()); // empty: illegal
       for_each_parallel(by_point.size(), [&](size_t p, size_t) {
-        for (size_t i : by_point[p].second)
-          estimates[i] = estimators_.at(by_point[p].first)->evaluate(settings_->all[batch[i]->setting]);
+        const auto& [point, members] = by_point[p];
+        std::unique_ptr<Estimator>& estimator = estimators_.at(point);
+        for (size_t i : members) {
+          try {
+            if (!estimator) estimator = std::make_unique<Estimator>(model_, points_[point], hardware_, budget_);
+            estimates[i] = estimator->evaluate(settings_->all[batch[i]->setting]);
+          } catch (const Error&) { // one layout's, no reason to lose the others
+          }
+        }
       });
-      for (size_t i = 0; i < batch.size(); ++i) insert(*batch[i], std::move(estimates[i]));
-      out_.counts.evaluated += static_cast<std::int64_t>(batch.size());
+      for (size_t i = 0; i < batch.size(); ++i) {
+        ++(estimates[i] ? out_.counts.evaluated : out_.counts.illegal);
+        if (estimates[i]) insert(*batch[i], std::move(*estimates[i]));
+      }
       if (estimators_.size() > 256) estimators_.clear();
       report(from + share * static_cast<double>(next) / static_cast<double>(candidates.size()), "exact prices");
     }
@@ -452,6 +472,7 @@ private:
   std::vector<TraceTemplates> templates_; // per worker
   std::vector<size_t> state_of_;
   std::vector<std::vector<Bytes>> states_;
+  std::vector<Seconds> after_; // exchanges and update once the last backward has ended, at least
   std::map<std::tuple<std::int64_t, std::int64_t, int>, std::vector<std::vector<Moment>>> moments_;
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<model::Chunk>> chunks_;
   std::vector<Seconds> least_step_; // of a point without recompute

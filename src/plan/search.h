@@ -30,6 +30,7 @@ struct SearchCounts {
   std::int64_t static_state = 0;    // parameters, gradients and optimizer alone exceed the budget
   std::int64_t memory_bound = 0;    // so does the lower bound of the peak
   std::int64_t dominated = 0;       // an evaluated candidate is no slower and needs no more than its bounds
+  std::int64_t illegal = 0;         // pricing met an error that no rule foresees
   std::int64_t evaluated = 0;       // priced exactly
 };
 

@@ -27,7 +27,9 @@ Bytes segment_size(Bytes size) {
 
 constexpr size_t kPage = 32; // entries; a page of more is halved
 
-// 30 bits of size (512 GiB) and 34 of address (8 TiB).
+constexpr Bytes kAddresses = Bytes{1} << 43;
+
+// 30 bits of size (512 GiB, kLargestDevice) and 34 of address (8 TiB, kAddresses).
 std::uint64_t key_of(Bytes size, Bytes address) {
   return static_cast<std::uint64_t>(size / kMinBlock) << 34 | static_cast<std::uint64_t>(address / kMinBlock);
 }
@@ -105,7 +107,7 @@ void CachingAllocator::remove(Pool& pool, int block) {
 int CachingAllocator::grow(Pool& pool, Bytes size) {
   if (options_.expandable_segments) return map(pool, size);
   const Bytes bytes = segment_size(size);
-  if (!room(bytes)) return -1;
+  if (!room(bytes) || next_address_ + bytes > kAddresses) return -1;
   segments_small_.push_back(pool.small);
   reserved_ += bytes;
   const Bytes address = next_address_;
@@ -142,7 +144,7 @@ int CachingAllocator::map(Pool& pool, Bytes size) {
 CachingAllocator::Handle CachingAllocator::allocate(Bytes asked) {
   const Bytes size = rounded(asked);
   Pool& pool = size <= kSmallSize ? small_ : large_;
-  int block = pool.free.take(size);
+  int block = size <= kLargestDevice ? pool.free.take(size) : -1;
   if (block < 0) block = grow(pool, size);
   if (block < 0) {
     ++retries_;

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -8,9 +9,11 @@
 // of allocations and frees makes it reserve.
 namespace gdn::program {
 
+constexpr Bytes kLargestDevice = (Bytes{1} << 39) - 1; // 512 GiB: what an allocator can keep apart
+
 struct AllocatorOptions {
   bool expandable_segments = false; // PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-  Bytes capacity = 0;               // bytes that the device can give; 0: without limit
+  Bytes capacity = kLargestDevice;  // bytes that the device can give
 };
 
 // The free blocks of a pool by size, then address. Sorted pages: a rank of a large model has thousands of
@@ -74,7 +77,7 @@ private:
   int grow(Pool& pool, Bytes size);          // from the device, or -1 when it is full
   int map(Pool& pool, Bytes size);           // expandable: the end of the range grows
   int merge(Pool& pool, int block);          // with free neighbours
-  bool room(Bytes bytes) const { return options_.capacity == 0 || reserved_ + bytes <= options_.capacity; }
+  bool room(Bytes bytes) const { return reserved_ + bytes <= std::min(options_.capacity, kLargestDevice); }
   Pool& pool_of(int block) { return segments_small_[static_cast<size_t>(blocks_[static_cast<size_t>(block)].segment)] ? small_ : large_; }
 
   AllocatorOptions options_;

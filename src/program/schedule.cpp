@@ -18,11 +18,15 @@ Slot interleaved_slot(int k, Pass pass, int vp, int group, int micro_batches) {
 
 } // namespace
 
+int warm_up_forwards(int pp, int rank, int vp, int micro_batches, int group, int ahead) {
+  if (group <= 0) group = pp;
+  const int stages = pp - rank - 1;
+  return std::min(micro_batches * vp, vp == 1 ? stages + ahead : 2 * stages + (vp - 1) * group + ahead);
+}
+
 std::vector<Slot> one_f_one_b(int pp, int rank, int vp, int micro_batches, int group, int ahead) {
   if (group <= 0) group = pp;
-  const int total = micro_batches * vp;
-  const int warm_up = vp == 1 ? std::min(total, pp - rank - 1 + ahead)
-                              : std::min(total, 2 * (pp - rank - 1) + (vp - 1) * group + ahead);
+  const int total = micro_batches * vp, warm_up = warm_up_forwards(pp, rank, vp, micro_batches, group, ahead);
   std::vector<Slot> slots;
   slots.reserve(2 * static_cast<size_t>(total));
   auto push = [&](int k, Pass pass) {

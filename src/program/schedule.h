@@ -20,6 +20,9 @@ struct Slot {
 // the backward of another micro-batch (overlap_moe_expert_parallel_comm).
 std::vector<Slot> one_f_one_b(int pp, int rank, int vp, int micro_batches, int group = 0, int ahead = 0);
 
+// Forwards of that order before its first pair of a forward and a backward.
+int warm_up_forwards(int pp, int rank, int vp, int micro_batches, int group = 0, int ahead = 0);
+
 // A smaller number of micro-batches with the same peak: the steady period is walked once.
 int steady_micro_batches(int pp, int vp, int micro_batches, int group = 0, int ahead = 0);
 

@@ -154,3 +154,25 @@ TEST_CASE("the timeline peaks where the estimate says, at what it says, and neve
     CHECK(t.passes.back().to == doctest::Approx(t.end).scale(0));
   }
 }
+
+TEST_CASE("a pipeline stage without layers holds no state and delays nobody by its own passes") {
+  auto at = [](const char* layout) {
+    return config::Profiles().model("qwen3.5-35b-a3b", {{"gpus", "24"}, {"global_batch_size", "24"}, {"pipeline_model_parallel_size", "3"},
+                                                        {"pipeline_model_parallel_layout", layout}});
+  };
+  const config::Hardware h = config::Profiles().hardware("h200");
+  const config::ModelProfile p = at("[20,0,20]"), less = at("[20,1,19]");
+  plan::Estimator estimator(p.model, p.run, h);
+  const plan::Estimate e = estimator.evaluate({});
+  const plan::RankEstimate& empty = e.ranks[1];
+  CHECK(empty.layers == 0);
+  CHECK(empty.state.total() == 0);
+  Bytes library = 0; // what is left of its memory
+  for (const model::LibraryBuffer& b : empty.library) library += b.bytes;
+  CHECK(empty.peak.bytes == library);
+  CHECK(empty.forward == 0);
+  CHECK(e.worst != 1);
+  // The first stage has the same layers in both; its peak does not know what is behind it.
+  CHECK(e.ranks[0].peak.bytes == plan::Estimator(less.model, less.run, h).evaluate({}).ranks[0].peak.bytes);
+  CHECK(!plan::explain(p.model, p.run, h, {}).levers.empty());
+}

@@ -232,6 +232,17 @@ TEST_CASE("the simulated reserve holds what the mode leaves on the device") {
   }
 }
 
+TEST_CASE("no reserve is simulated beyond what any device holds") {
+  for (const char* expandable : {"false", "true"}) {
+    const config::ModelProfile p = config::Profiles().model("qwen3.5-35b-a3b", {{"seq_length", "4194304"}, {"expandable_segments", expandable}});
+    const config::Hardware h = config::Profiles().hardware("h200");
+    plan::Estimator e(p.model, p.run, h);
+    const plan::Estimate x = e.evaluate({});
+    CHECK(x.peak_bytes > Bytes{512} << 30);
+    CHECK(!e.reserved(x));
+  }
+}
+
 TEST_CASE("every gap of measurement is named, and widens the band") {
   config::Hardware h = config::Profiles().hardware("b200");
   auto band = [&] {

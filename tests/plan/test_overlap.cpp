@@ -5,7 +5,11 @@
 #include "config/profiles.h"
 #include "cost/overlap.h"
 #include "cost/pipeline.h"
+#include "kernels/describe/own.h"
+#include "plan/data_parallel.h"
 #include "plan/estimate.h"
+#include "plan/search.h"
+#include "plan/workload.h"
 #include "tests/plan/published.h"
 
 using namespace gdn;
@@ -76,6 +80,65 @@ TEST_CASE("pairs: one forward runs ahead, each later one beside the backward bef
   CHECK(cost::simulate_pipeline({slots}, {{2}}, {{4}}, {}).total == Approx(18));
 }
 
+// Two stages, two micro-batches. The first stage has warmed up with both forwards and pairs none; the last one runs
+// its second forward (at 2) beside its first backward, until 2 + 1 + 2 - 0.5; then 2 more, and 2 on the first stage.
+TEST_CASE("pairs: none where the warm-up takes every forward") {
+  const std::vector<std::vector<program::Slot>> slots{program::one_f_one_b(2, 0, 1, 2, 0, 1), program::one_f_one_b(2, 1, 1, 2, 0, 1)};
+  const cost::PipelineTime t = cost::simulate_pipeline(slots, {{1}, {1}}, {{2}, {2}}, {.saved = {{{0.5}}, {{0.5}}}});
+  CHECK(t.ends[1] == Approx(6.5));
+  CHECK(t.total == Approx(8.5));
+}
+
+TEST_CASE("pairs: every legal schedule of up to five stages and chunks ends") {
+  for (int pp = 1; pp <= 5; ++pp)
+    for (int vp = 1; vp <= (pp > 1 ? 5 : 1); ++vp)
+      for (int m = 1; m <= 3 * pp; ++m) {
+        if (vp > 1 && m % pp != 0) continue;
+        CAPTURE(pp);
+        CAPTURE(vp);
+        CAPTURE(m);
+        const size_t chunks = static_cast<size_t>(vp), ranks = static_cast<size_t>(pp);
+        std::vector<std::vector<program::Slot>> slots;
+        for (int r = 0; r < pp; ++r) slots.push_back(program::one_f_one_b(pp, r, vp, m, 0, 1));
+        const std::vector<std::vector<Seconds>> forward(ranks, std::vector<Seconds>(chunks, 1)), backward(ranks, std::vector<Seconds>(chunks, 2));
+        const std::vector<std::vector<Seconds>> saved(chunks, std::vector<Seconds>(chunks, 0.5));
+        const Seconds total = cost::simulate_pipeline(slots, forward, backward, {.saved = std::vector(ranks, saved)}).total;
+        CHECK(total >= 2.5 * m * vp);
+      }
+}
+
+// Buckets by hand: DistributedDataParallel of Megatron-LM, whose training script sizes them by DP x CP.
+TEST_CASE("buckets: of 40 M elements or 1 M a rank, in the first chunk of the first stage; else one a chunk") {
+  const config::Hardware h100 = config::Profiles().hardware("h100");
+  auto left = [&](const config::Parallel& parallel, std::int64_t rank, const std::vector<plan::UnitState>& units) {
+    config::Run run;
+    run.parallel = parallel;
+    run.overlap.gradients = true;
+    model::StaticState state;
+    for (const plan::UnitState& u : units) {
+      state.dense.gradients += 4 * u.dense;
+      state.expert.gradients += 4 * u.expert;
+    }
+    const cost::CostModel cost(h100, "upstream", parallel, DType::BF16);
+    return plan::data_parallel_time(cost, run, state, rank, units).reduced;
+  };
+  auto scatter = [&](const config::Parallel& parallel, model::Group group, std::int64_t ranks, Bytes bytes) {
+    return cost::CostModel(h100, "upstream", parallel, DType::BF16).seconds(model::Collective{model::CollectiveKind::ReduceScatter, group, ranks, bytes});
+  };
+  auto dense = [](std::int64_t chunk, std::int64_t elements) { return plan::UnitState{chunk, elements, 0, 1, 1}; };
+  const config::Parallel p{.gpus = 8}, wide{.ep = 8, .gpus = 64};
+  auto one = [&](Bytes elements) { return scatter(p, model::Group::Dp, 8, 4 * elements); };
+  // Four buckets, of which the last one has nothing beside it; on a later stage one, behind everything.
+  const std::vector<plan::UnitState> four(4, dense(0, 40'000'000));
+  CHECK(left(p, 0, four) == Approx(one(40'000'000)).scale(0));
+  CHECK(left(p, 1, four) == Approx(one(160'000'000)).scale(0));
+  // 30 M a chunk: a bucket each, though they would fill one.
+  CHECK(left(p, 0, {dense(0, 30'000'000), dense(1, 30'000'000)}) == Approx(one(30'000'000)).scale(0));
+  // Eight data-parallel ranks of experts among 64: 50 M do not close a bucket.
+  const std::vector<plan::UnitState> experts(2, plan::UnitState{0, 0, 50'000'000, 1, 1});
+  CHECK(left(wide, 0, experts) == Approx(scatter(wide, model::Group::Edp, 8, 400'000'000)).scale(0));
+}
+
 // 4 x 8 B200, all-reduce of 16 GiB: 381.8 GB/s of bus bandwidth (stas00 ml-engineering 744d01e), twice 31/32 of the
 // bytes over the time. Its rings enter a node once for eight ranks.
 TEST_CASE("collectives over several nodes share the network of the ranks in a node") {
@@ -97,6 +160,17 @@ plan::Estimate step(const char* model, const char* hardware, const std::vector<c
   const config::ModelProfile p = config::Profiles().model(model, settings);
   const config::Hardware h = config::Profiles().hardware(hardware);
   return plan::Estimator(p.model, p.run, h).evaluate(plan::Setting::of(p.run));
+}
+// What exchanges of the layers and ends take in a step of one pipeline stage when nothing hides them.
+Seconds exchanges(const char* model, const char* hardware, const std::vector<config::Setting>& settings) {
+  const config::ModelProfile p = config::Profiles().model(model, settings);
+  const config::Hardware h = config::Profiles().hardware(hardware);
+  plan::Workload workload(p.model, p.run, kernels::provider_of(p.run.stack));
+  const cost::CostModel cost(h, std::string(workload.provider().name()), p.run.parallel, p.run.dtype);
+  Seconds sum = 0;
+  for (const model::Chunk& c : model::pipeline_chunks(p.model.layers(), p.run.parallel))
+    for (const plan::PlacedUnit& u : workload.units(c, plan::Setting::of(p.run))) sum += cost.time(u.unit->trace, workload.provider()).communication;
+  return sum * static_cast<double>(p.run.micro_batches());
 }
 using Settings = std::vector<config::Setting>;
 Settings operator+(Settings a, const Settings& b) {
@@ -139,6 +213,7 @@ TEST_CASE("each option takes off the clock what it hides, and never more than th
   const plan::Estimate serial = step("llama3-70b", "h100", tp);
   const plan::Estimate tensor = step("llama3-70b", "h100", tp + Settings{{"tp_comm_overlap", "true"}});
   CHECK(tensor.step_seconds < serial.step_seconds);
+  CHECK(serial.step_seconds - tensor.step_seconds <= exchanges("llama3-70b", "h100", tp));
   CHECK(tensor.peak_bytes == serial.peak_bytes);
   const plan::Estimate gradients = step("llama3-70b", "h100", tp + Settings{{"overlap_grad_reduce", "true"}});
   const plan::Estimate both = step("llama3-70b", "h100", tp + Settings{{"overlap_grad_reduce", "true"}, {"overlap_param_gather", "true"}});
@@ -155,6 +230,50 @@ TEST_CASE("each option takes off the clock what it hides, and never more than th
   CHECK(shared.step_seconds < alone.step_seconds);
   CHECK(beside.step_seconds < alone.step_seconds);
   CHECK(delayed.step_seconds <= beside.step_seconds);
+  const Seconds most = exchanges("qwen3.5-35b-a3b", "h200", ep);
+  CHECK(alone.step_seconds - shared.step_seconds <= most);
+  CHECK(alone.step_seconds - delayed.step_seconds <= most);
   CHECK(beside.peak_bytes > alone.peak_bytes); // two micro-batches in flight
   CHECK(beside.ranks[0].in_flight == 2);
+}
+
+TEST_CASE("parameters gathered ahead cost what they cost beside reduced gradients") {
+  const config::Hardware h100 = config::Profiles().hardware("h100");
+  auto exchanged = [&](bool gradients, bool parameters) {
+    config::ModelProfile p = config::Profiles().model("llama3-70b", Settings{{"gpus", "32"}, {"tensor_model_parallel_size", "4"}, {"sequence_parallel", "true"},
+        {"pipeline_model_parallel_size", "1"}, {"virtual_pipeline_model_parallel_size", "1"}, {"global_batch_size", "64"}});
+    p.run.overlap.gradients = gradients;
+    p.run.overlap.parameters = parameters;
+    return plan::Estimator(p.model, p.run, h100).evaluate({}).reduce_seconds;
+  };
+  CHECK(exchanged(false, true) - exchanged(false, false) == Approx(exchanged(true, true) - exchanged(true, false)).scale(0));
+}
+
+// Ten attention layers, there and back, three sends of ten seconds each.
+TEST_CASE("ring attention waits for every send") {
+  const config::ModelProfile p = config::Profiles().model("qwen3.5-35b-a3b", Settings{{"context_parallel_size", "4"}, {"expert_model_parallel_size", "1"}, {"gpus", "4"},
+      {"global_batch_size", "1"}, {"mtp_num_hidden_layers", "0"}});
+  config::Hardware h = config::Profiles().hardware("h200");
+  std::erase_if(h.collectives, [](const config::CollectiveRow& r) { return r.kind == "p2p"; });
+  h.collectives.push_back({.kind = "p2p", .share = 0.8, .latency = 10, .source = "by hand"});
+  CHECK(plan::Estimator(p.model, p.run, h).evaluate({}).step_seconds == Approx(600).scale(0).epsilon(0.02));
+}
+
+TEST_CASE("a search proposes virtual stages only with whole groups of micro-batches, and prices every layout it proposes") {
+  for (const auto& [gpus, batch] : {std::pair{"13", "64"}, {"4", "5"}, {"4", "64"}}) {
+    const config::ModelProfile p = config::Profiles().model("qwen3.5-35b-a3b", Settings{{"gpus", gpus}, {"global_batch_size", batch}, {"expert_model_parallel_size", "1"}});
+    int interleaved = 0;
+    for (const config::Run& r : plan::parallel_points(p.model, p.run, {})) {
+      CHECK((r.parallel.vp == 1 || r.micro_batches() % r.parallel.pp == 0));
+      interleaved += r.parallel.vp > 1;
+    }
+    CHECK((interleaved > 0) == (std::string(batch) == "64" && std::string(gpus) == "4"));
+  }
+  config::ModelProfile p = config::Profiles().model("qwen3.5-35b-a3b", Settings{{"gpus", "4"}, {"global_batch_size", "4"}, {"expert_model_parallel_size", "2"},
+      {"overlap_moe_expert_parallel_comm", "true"}, {"mtp_num_hidden_layers", "0"}});
+  plan::SearchOptions options;
+  options.budget = Bytes{10000} << 30;
+  const plan::Search s = plan::search(p.model, p.run, config::Profiles().hardware("h200"), options);
+  CHECK(s.counts.illegal == 0);
+  CHECK(s.counts.evaluated > 0);
 }

@@ -146,3 +146,12 @@ TEST_CASE("search solves for the sequence between two powers of two") {
   CHECK(fits(longest, budget));
   CHECK(!fits(longest + std::max<std::int64_t>(1024, power / 16), budget)); // the step that it claims
 }
+
+TEST_CASE("a search for the sequence that ends at its longest length says so, and nothing of a longer one") {
+  const Case c("tiny", {{"gpus", "1"}, {"global_batch_size", "1"}, {"micro_batch_size", "1"}});
+  const plan::Solved s = c.solve(plan::Unknown::Seq, plan::Freedom::Search, Bytes{1} << 50);
+  REQUIRE(s.solution);
+  CHECK(s.solution->value == 1 << 24);
+  CHECK(s.guard.find("16,777,216, the longest that a search looks at") != std::string::npos);
+  CHECK(s.guard.find("33,554,432") == std::string::npos);
+}

@@ -112,3 +112,18 @@ TEST_CASE("frees return everything") {
   a.empty_cache();
   CHECK(a.reserved() == 0);
 }
+
+TEST_CASE("nothing is handed out beyond the largest device") {
+  for (const bool expandable : {false, true}) {
+    CachingAllocator a({.expandable_segments = expandable});
+    const int half = a.allocate(Bytes{300} << 30);
+    CHECK_THROWS_AS(a.allocate(Bytes{600} << 30), Error); // its size alone is more than a key holds
+    CHECK_THROWS_AS(a.allocate(Bytes{300} << 30), Error);
+    a.free(half);
+    const int other = a.allocate(Bytes{500} << 30);
+    CHECK(a.allocated() == Bytes{500} << 30);
+    CHECK(a.reserved() < Bytes{512} << 30);
+    a.free(other);
+    CHECK(a.allocated() == 0);
+  }
+}
