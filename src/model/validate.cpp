@@ -61,8 +61,8 @@ std::vector<Violation> validate(const config::Model& model, const config::Run& r
     rules::check_offload(c);
     rules::check_cuda_graphs(c);
     rules::check_expert_overlap(c);
-    rules::check_overlap(c);
   }
+  rules::check_overlap(c);
   rules::check_optimizer(c);
   rules::check_construction(c);
   rules::check_forward(c);

@@ -57,6 +57,9 @@ Agreement agreement(const std::string& file, const std::string& example, const s
     a.worst = std::max(a.worst, off);
     ++a.settings;
     CAPTURE(setting.text());
+    const double band = e.step_high / e.step_seconds; // of the whole step, which adds the update
+    CHECK(times.back().first / band <= times.back().second);
+    CHECK(times.back().first * band >= times.back().second);
     // Of stack megatron the planner also counts what PyTorch's libraries hold, which no run of ours has.
     if (stack == "native") CHECK(static_cast<double>(e.peak_bytes) == set->find("memory.allocated_bytes")->value);
   }

@@ -239,6 +239,16 @@ const std::vector<RuleCase>& rule_cases() {
       {"gdn.15", A, [](Model&, Run& r) { r.revision.base = "dev"; r.settings.conv_pad_alignment = true; }},
       {"gdn.15", V, [](Model&, Run& r) { r.revision.base = "dev"; r.parallel.cp = 2; r.micro_batch = 2; }},
 
+      // Overlap, of any stack but where a library's is meant.
+      {"overlap.shared", V, [](Model&, Run& r) { r.overlap.shared_experts = true; r.moe_token_dispatcher = "allgather"; }},
+      {"overlap.local", P, [](Model&, Run& r) { r.overlap.tensor = r.parallel.sequence_parallel = true; r.build = config::Build::Local; r.parallel.tp = 2; }},
+      {"overlap.tensor", A, [](Model&, Run& r) { r.overlap.tensor = true; }},
+      {"overlap.tensor", A, [](Model&, Run& r) { r.stack = "native"; r.overlap.tensor = true; }},
+      {"overlap.parameters", A, [](Model&, Run& r) { r.stack = "native"; r.overlap.parameters = true; }},
+      {"overlap.parameters", A, [](Model&, Run& r) { r.overlap.parameters = r.overlap.gradients = true; r.optimizer.distributed = false; }},
+      {"overlap.wgrad", A, [](Model&, Run& r) { r.stack = "native"; r.overlap.delayed_wgrad = true; }},
+      {"recompute.28", A, [](Model&, Run& r) { r.stack = "native"; r.overlap_moe_expert_parallel_comm = r.overlap.shared_experts = true; }},
+
       // How work divides.
       {"parallel.positive", A, [](Model&, Run& r) { r.parallel.tp = 0; }},
       {"parallel.world", R, [](Model&, Run& r) { r.parallel.pp = 5; }},
@@ -249,6 +259,11 @@ const std::vector<RuleCase>& rule_cases() {
       {"parallel.pp", A, [](Model&, Run& r) { r.parallel.pp = 16; r.parallel.gpus = 128; }},
       {"parallel.vp", A, [](Model&, Run& r) { r.parallel.pp = 2; r.parallel.ep = 4; r.parallel.vp = 3; }},
       {"parallel.vp", A, [](Model&, Run& r) { r.parallel.vp = 2; }},
+      // 12 micro-batches in groups of 8, and 4 of them (megatron-core, schedules.py).
+      {"parallel.interleaved", R, [](Model&, Run& r) { r.parallel = {.pp = 8, .vp = 5, .gpus = 8}; r.global_batch = 12; }},
+      {"parallel.interleaved", V, [](Model&, Run& r) { r.parallel = {.pp = 8, .vp = 5, .gpus = 8}; r.global_batch = 4; }},
+      {"parallel.interleaved", V, [](Model&, Run& r) { r.stack = "native"; r.parallel = {.pp = 8, .vp = 5, .gpus = 8}; r.global_batch = 4; }},
+      {"parallel.cp_heads", A, [](Model&, Run& r) { r.parallel.cp = 4; r.cp_comm_type = "a2a"; }}, // 2 key-value heads
       {"parallel.layout", A, [](Model&, Run& r) { r.parallel.pp = 2; r.parallel.ep = 4; r.parallel.layout = {17, 22}; }},
       {"parallel.experts", A, [](Model&, Run& r) { r.parallel.ep = 24; r.parallel.gpus = 24; r.global_batch = 240; }},
       {"parallel.experts", V, [](Model& m, Run&) { m = known_model("qwen3.5-9b"); }},

@@ -89,8 +89,36 @@ void check_construction(Check& c) {
   check_gdn_construction(c);
 }
 
+namespace {
+
+// megatron-core's interleaved schedule (schedules.py), and ours: groups of pp micro-batches go through all chunks.
+void check_interleaved(Check& c) {
+  const config::Parallel& p = c.run.parallel;
+  if (p.vp == 1 || p.dp() < 1) return; // the world's rule has said so
+  const std::int64_t m = c.run.micro_batches(), group = c.run.micro_batch * p.dp() * p.pp;
+  if (m >= p.pp && m % p.pp == 0) return;
+  c.reject("parallel.interleaved", m < p.pp ? Exception::ValueError : Exception::RuntimeError, "global_batch_size", number(c.run.global_batch),
+           fmt::format("{} micro-batches do not divide into groups of pp = {}, which virtual stages need", m, p.pp),
+           fmt::format("a multiple of micro_batch x dp x pp = {}", group));
+}
+
+// Transformer Engine's exchange of sequence for heads.
+void check_exchanged_heads(Check& c) {
+  const config::Parallel& p = c.run.parallel;
+  if (!c.has_attention || p.cp == 1 || c.run.cp_comm_type != "a2a") return;
+  const std::int64_t heads = c.model.attention.heads / p.tp, kv = std::max<std::int64_t>(1, c.model.attention.kv_heads / p.tp);
+  if (heads % p.cp != 0 || kv % p.cp != 0)
+    c.reject("parallel.cp_heads", Exception::AssertionError, "cp_comm_type", "a2a",
+             fmt::format("{} attention and {} key-value heads of a tensor-parallel rank do not divide by cp = {}", heads, kv, p.cp),
+             "p2p, all_gather");
+}
+
+} // namespace
+
 void check_forward(Check& c) {
   const config::Parallel& p = c.run.parallel;
+  check_interleaved(c);
+  check_exchanged_heads(c);
   if (c.has_moe && p.tp > 1 && !p.sequence_parallel)
     c.reject("parallel.moe_sp", Exception::ValueError, "sequence_parallel", "false",
              fmt::format("training MoE layers with tp = {} needs sequence parallelism", p.tp),

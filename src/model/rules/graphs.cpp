@@ -86,15 +86,23 @@ void check_expert_overlap(Check& c) {
   if (c.run.dtype != DType::BF16 && c.run.dtype != DType::FP16)
     reject("params_dtype", std::string(name_of(c.run.dtype)), "needs 16-bit training",
            "bf16, fp16");
-  if (c.run.overlap.shared_experts)
-    reject("moe_shared_expert_overlap", "true", "both overlaps cannot be combined", "false");
   if (c.run.train_mtp && c.model.mtp_layers > 1)
     reject("mtp_num_hidden_layers", number(c.model.mtp_layers), "at most one MTP layer", "0, 1");
 }
 
-// Megatron-LM's argument checks (training/arguments.py, main d98e8a64).
+// Megatron-LM's argument checks (training/arguments.py, transformer_config.py, main d98e8a64); what they ask for holds
+// for the same overlap of any stack.
 void check_overlap(Check& c) {
   const config::Overlap& o = c.run.overlap;
+  if (o.shared_experts && c.run.overlap_moe_expert_parallel_comm)
+    c.reject("recompute.28", Exception::AssertionError, "moe_shared_expert_overlap", "true",
+             "overlap_moe_expert_parallel_comm: both overlaps cannot be combined", "false");
+  if (o.shared_experts && c.run.moe_token_dispatcher == "allgather")
+    c.reject("overlap.shared", Exception::ValueError, "moe_token_dispatcher_type", "allgather",
+             "moe_shared_expert_overlap works beside the exchanges of the alltoall dispatcher only", "alltoall");
+  if (o.tensor && c.megatron && c.run.build == config::Build::Local)
+    c.reject("overlap.local", Exception::Plan, "tp_comm_overlap", "true",
+             "the user buffers are Transformer Engine's: layers of the local build overlap nothing", "false", "build: te");
   if (o.tensor && !c.run.parallel.sequence_parallel)
     c.reject("overlap.tensor", Exception::AssertionError, "tp_comm_overlap", "true", "tensor-parallel overlap needs sequence parallelism", "false",
              "sequence_parallel: true");
