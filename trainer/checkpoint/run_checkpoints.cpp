@@ -83,9 +83,13 @@ void RunCheckpoints::choose() {
     source_.emplace(step ? step_folder(folder_, std::stoll(name)) : std::filesystem::path(name));
     source_->verify();
     const auto others = step_folders(folder_);
-    if (options_.write && !others.empty() && others.back().step > source_->manifest().step)
-      throw Error(ErrorCode::Config, fmt::format("{}: it holds checkpoints up to step {}, after the one to resume from", folder_.string(), others.back().step),
-                  "name another folder with --checkpoint, or remove the later ones");
+    const std::int64_t from = source_->manifest().step, there = others.empty() ? 0 : others.back().step;
+    std::error_code ignored;
+    const bool own = std::filesystem::equivalent(source_->folder(), step_folder(folder_, from), ignored);
+    if (options_.write && there >= from && !(own && there == from))
+      throw Error(ErrorCode::Config, fmt::format("{}: it holds checkpoints up to step {}, and the one to resume from is of step {}", folder_.string(), there, from),
+                  own ? "name another folder with --checkpoint, or remove the later ones"
+                      : "--resume alone goes on from those; or name another folder with --checkpoint");
   }
   if (!source_) tell_(fmt::format("no checkpoint in {}: starting at step 1", folder_.string()));
 }

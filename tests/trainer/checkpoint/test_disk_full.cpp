@@ -65,7 +65,10 @@ TEST_CASE("disk full: one rank, and two") {
 TEST_CASE("disk full: the log, beside the checkpoints") {
   const TemporaryFolder folder;
   const SmallDisk disk(folder / "disk");
-  if (!disk.mounted()) return;
+  if (!disk.mounted()) {
+    MESSAGE("no file system may be mounted here: not tested");
+    return;
+  }
   const fs::path output = folder / "disk/run";
   const Ended first = run(output, joined(kEvery, {"--steps", "2"}));
   REQUIRE_MESSAGE(first.status == 0, first.text);
@@ -84,13 +87,18 @@ TEST_CASE("disk full: the log, beside the checkpoints") {
 }
 
 TEST_CASE("disk full: for one of two ranks only") {
-  if (!have_mpirun()) return;
+  if (!have_mpirun()) {
+    MESSAGE("no mpirun here: not tested");
+    return;
+  }
   const TemporaryFolder folder;
   const fs::path output = folder / "run", kept = output / "checkpoints";
   fs::create_directories(output);
   Process p(launched(kEp2, output, joined(kEvery, {"--steps", "100000", "--keep", "2"})), output / "output.txt");
   while (p.running() && !fs::exists(checkpoint_of(kept, 1))) std::this_thread::sleep_for(5ms);
-  const pid_t rank = processes_naming(output.string()).back(); // mpirun has the lowest number
+  const auto running = processes_naming(output.string());
+  REQUIRE_MESSAGE(running.size() == 3, read_bytes(output / "output.txt"));
+  const pid_t rank = running.back(); // mpirun has the lowest number
   const rlimit limit{1000, 1000};
   REQUIRE(::prlimit(rank, RLIMIT_FSIZE, &limit, nullptr) == 0);
   const int status = p.wait();

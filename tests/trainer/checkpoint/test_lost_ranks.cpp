@@ -55,13 +55,14 @@ TEST_CASE("signals: SIGINT and SIGTERM to mpirun end everything, and the newest 
     fs::create_directories(output);
     Process p(launched(kEp2, output, {"--steps", "100000", "--checkpoint-every", "1", "--keep", "2"}), output / "output.txt");
     wait_for_step(p, output, 2);
+    REQUIRE_MESSAGE(p.running(), read_bytes(output / "output.txt"));
     p.signal(number);
     CHECK(p.wait() != 0);
     CHECK(seconds_until_gone(output.string()) < kSoon);
     const int logged = static_cast<int>(steps_of(output).size());
     const Ended on = run(kEp2, output, {"--steps", std::to_string(logged + 1), "--checkpoint-every", "1", "--keep", "2", "--resume"});
     CHECK_MESSAGE(on.status == 0, on.text);
-    CHECK(has(on.text, "resuming after step"));
+    CHECK_MESSAGE(has(on.text, "resuming after step"), on.text);
     CHECK(!has(on.text, "trying the one before"));
     CHECK(static_cast<int>(steps_of(output).size()) == logged + 1);
   }

@@ -48,7 +48,7 @@ TEST_CASE("resume: what changed is said, another model is refused, and a folder 
   CHECK(has(again.text, "it holds checkpoints of another run, up to step 12"));
   const Ended earlier = run(folder / "run", {"--checkpoint-every", "4", "--resume", "4"});
   CHECK(earlier.status == 2);
-  CHECK(has(earlier.text, "it holds checkpoints up to step 12, after the one to resume from"));
+  CHECK(has(earlier.text, "it holds checkpoints up to step 12, and the one to resume from is of step"));
   const Ended done = run(folder / "run", {"--resume"});
   CHECK(done.status == 0);
   CHECK(has(done.text, "all 12 steps are done"));
