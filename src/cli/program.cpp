@@ -1,11 +1,8 @@
 #include "cli/program.h"
 
 #include <cstdio>
-#include <limits>
 #include <new>
 #include <ostream>
-
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -28,9 +25,7 @@ int report(const std::string& name, const Error& error) {
   report::Document d;
   d.line(fmt::format("{}: error: {}", name, error.what()));
   if (!error.hint().empty()) d.line(error.hint(), report::Tone::Plain, 2);
-  report::TextStyle style; // long lists of what is allowed wrap for a reader; a log keeps its lines whole
-  if (isatty(STDERR_FILENO) == 0) style.width = std::numeric_limits<int>::max();
-  fmt::print(stderr, "{}", report::render_text(d, style));
+  fmt::print(stderr, "{}", report::render_text(d)); // long lists of what is allowed wrap at 100 columns
   return exit_status(error.code());
 }
 

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+
 #include <cstdlib>
 
 #include <nlohmann/json.hpp>
@@ -23,7 +25,11 @@ Result check(const std::filesystem::path& folder, std::vector<std::string> more 
   return test::run(arguments);
 }
 
-bool has(const std::string& text, const char* words) { return text.find(words) != std::string::npos; }
+// Long lines are wrapped.
+bool has(std::string text, const char* words) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text.find(words) != std::string::npos;
+}
 
 } // namespace
 
