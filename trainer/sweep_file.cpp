@@ -75,29 +75,17 @@ std::string sweep_fingerprint(const Setup& setup) {
 }
 
 config::Profile read_sweep(const std::filesystem::path& file) {
-  const MappedFile mapped(file);
-  const std::string text(mapped.content());
-  const std::string mark = "\nsets:\n";
-  config::Profile before;
-  try { // setting by setting, as they were written: the whole may be larger than any configuration
-    const size_t sets = text.find(mark);
-    if (sets == std::string::npos) throw Error(ErrorCode::Config, "it has no sets");
-    const size_t first = sets + mark.size();
-    const std::string head = text.substr(0, first), item = "\n" + text.substr(first, text.find("modules:", first) - first) + "modules:";
-    for (size_t at = first; at < text.size();) {
-      const size_t next = std::min(text.find(item, at), text.size());
-      config::Profile one = config::read_profile(config::parse_yaml(head + text.substr(at, next - at) + "\n", file.string()));
-      if (one.sets.size() != 1 || !one.sets.front().find(kLastRow) || text.back() != '\n')
-        throw Error(ErrorCode::Config, fmt::format("'{}' is not complete", one.sets.empty() ? "" : one.sets.front().modules));
-      before.identity = one.identity;
-      before.sets.push_back(std::move(one.sets.front()));
-      at = next + 1;
-    }
+  try {
+    config::Profile p = config::read_profile(file);
+    if (p.sets.empty()) throw Error(ErrorCode::Config, "it has no sets");
+    if (!MappedFile(file).content().ends_with('\n')) throw Error(ErrorCode::Config, "its last line is cut"); // one could not be appended
+    for (const config::ProfileSet& set : p.sets)
+      if (!set.find(kLastRow)) throw Error(ErrorCode::Config, fmt::format("'{}' is not complete", set.modules));
+    return p;
   } catch (const Error& e) {
     throw Error(ErrorCode::Config, fmt::format("{}: no whole sweep can be read from it ({})", file.string(), e.what()),
                 "the file was cut short or edited: remove it, or choose another folder with -o");
   }
-  return before;
 }
 
 config::Profile earlier_sweep(const std::filesystem::path& file, const Setup& setup) {

@@ -216,6 +216,7 @@ DataParallelTime Estimator::exchanged(const Rank& rank, std::int64_t index, cons
         for (std::int64_t i = 0; i < u.layers; ++i) of_layer[u.first_layer + i] = units.size();
         units.push_back({static_cast<std::int64_t>(chunk), 0, 0, t.forward, t.backward + t.replay});
       }
+    if (units.empty()) return data_parallel_time(cost_, run_, rank.state, index, units); // a stage without layers has no parameters
     last = units.size() - 1;
     for (const model::LocalParameter& p : model::local_parameters(table_, model_, run_, index)) {
       if (!p.parameter->trainable) continue;

@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
-#include <iterator>
 
 #include "config/profile.h"
 #include "config/profiles.h"
-#include "config/yaml.h"
 #include "kernels/describe/own.h"
 #include "plan/plan.h"
 #include "tests/plan/published.h"
@@ -18,21 +15,6 @@ using namespace gdn;
 // by today's profile and cost model, whose efficiencies were measured op by op and fitted to no step.
 namespace {
 
-// A sweep's file, set by set: the whole is larger than a configuration may be.
-config::Profile sweep(const std::string& file) {
-  std::ifstream in(file);
-  const std::string text{std::istreambuf_iterator<char>(in), {}}, item = "\n  - modules:";
-  const size_t first = text.find(item);
-  config::Profile all;
-  for (size_t at = first; at != std::string::npos;) {
-    const size_t next = text.find(item, at + 1);
-    config::Profile one = config::read_profile(config::parse_yaml(text.substr(0, first) + text.substr(at, next - at) + "\n", file));
-    all.sets.push_back(std::move(one.sets.at(0)));
-    at = next;
-  }
-  return all;
-}
-
 struct Agreement {
   int settings = 0;
   double mean = 0, worst = 0;
@@ -40,7 +22,7 @@ struct Agreement {
 };
 
 Agreement agreement(const std::string& file, const std::string& example, const std::string& stack) {
-  const config::Profile measured = sweep(test::source_file("profiles/measured/own-sweep-" + file + "-h200.yaml"));
+  const config::Profile measured = config::read_profile(test::source_file("profiles/measured/own-sweep-" + file + "-h200.yaml"));
   const config::Profiles profiles;
   const config::ModelProfile p = profiles.model(test::source_file("examples/" + example + ".yaml"), {{"stack", stack}});
   const config::Hardware h200 = profiles.hardware("h200");

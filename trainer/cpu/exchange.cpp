@@ -1,9 +1,9 @@
 #include <algorithm>
 
-#include "model/kinds/gdn.h"
 #include "model/qkv_layout.h"
 #include "trainer/comm/ranks.h"
 #include "trainer/cpu/collectives.h"
+#include "trainer/token_heads.h"
 
 // Ops that do nothing but exchange: tokens for heads, columns, rows, counts.
 namespace gdn::trainer::cpu {
@@ -11,31 +11,6 @@ namespace gdn::trainer::cpu {
 namespace {
 
 // ------------------------------------------------------------------- tokens <-> heads (CP) ----
-
-// One side has some tokens and all columns, the other all tokens and, of every section of columns, one
-// rank's part.
-struct TokenHeads {
-  Communicator& group;
-  const TokenShards& shards;
-  std::vector<std::int64_t> sections; // columns of a section on the token side
-  std::int64_t ranks, width;          // width: columns of the head side
-
-  TokenHeads(const OpCall& c, std::int64_t columns)
-      : group(c.group(Group::Cp)), shards(*c.batch().shards), sections{columns}, ranks(group.size()), width(columns / ranks) {
-    if (const auto* a = std::get_if<model::GdnAttr>(&c.op().attr)) sections = model::head_sections(*a, columns, ranks);
-  }
-  const std::vector<std::int64_t>& tokens(std::int64_t rank) const { return shards.tokens[static_cast<size_t>(rank)]; }
-
-  // Calls f(first column on the token side, first on the head side, columns) for the parts of `rank`.
-  template <class F> void for_parts(std::int64_t rank, F&& f) const {
-    std::int64_t at = 0, head_at = 0;
-    for (std::int64_t s : sections) {
-      f(at + rank * (s / ranks), head_at, s / ranks);
-      at += s;
-      head_at += s / ranks;
-    }
-  }
-};
 
 template <class T> void store(const T* from, T* to, std::int64_t n, bool accumulate) {
   for (std::int64_t j = 0; j < n; ++j) to[j] = accumulate ? static_cast<T>(static_cast<Acc<T>>(to[j]) + static_cast<Acc<T>>(from[j])) : from[j];
@@ -45,6 +20,7 @@ template <class T> void store(const T* from, T* to, std::int64_t n, bool accumul
 template <class T>
 void exchange(const TokenHeads& x, const View& local, const View& whole, bool to_heads, bool accumulate, std::span<std::byte> scratch) {
   const View sent = take(scratch, local.dtype, local.rows * x.ranks, x.width), received = take(scratch, local.dtype, local.rows * x.ranks, x.width);
+  auto tokens = [&](std::int64_t r) -> const std::vector<std::int64_t>& { return x.shards.tokens[static_cast<size_t>(r)]; };
   // Per peer [tokens of the rank on the token side, width].
   auto block = [&](const View& v, std::int64_t r) { return mat<T>(View{v.data + r * local.rows * x.width * size_of(v.dtype), v.dtype, local.rows, x.width, x.width}); };
   const Mat<T> mine = mat<T>(local), all = mat<T>(whole);
@@ -55,7 +31,7 @@ void exchange(const TokenHeads& x, const View& local, const View& whole, bool to
       for (std::int64_t i = 0; i < local.rows; ++i)
         x.for_parts(r, [&](std::int64_t column, std::int64_t head, std::int64_t n) { std::copy_n(mine.row(i) + column, n, b.row(i) + head); });
     else
-      for (std::int64_t i = 0; i < local.rows; ++i) std::copy_n(all.row(x.tokens(r)[static_cast<size_t>(i)]), x.width, b.row(i));
+      for (std::int64_t i = 0; i < local.rows; ++i) std::copy_n(all.row(tokens(r)[static_cast<size_t>(i)]), x.width, b.row(i));
     const Bytes bytes = local.rows * x.width * size_of(local.dtype);
     to.push_back({sent.data + r * bytes, bytes});
     from.push_back({received.data + r * bytes, bytes});
@@ -64,15 +40,11 @@ void exchange(const TokenHeads& x, const View& local, const View& whole, bool to
   for (std::int64_t r = 0; r < x.ranks; ++r) {
     const Mat<T> b = block(received, r);
     for (std::int64_t i = 0; i < local.rows; ++i)
-      if (to_heads) store(b.row(i), all.row(x.tokens(r)[static_cast<size_t>(i)]), x.width, accumulate);
+      if (to_heads) store(b.row(i), all.row(tokens(r)[static_cast<size_t>(i)]), x.width, accumulate);
       else x.for_parts(r, [&](std::int64_t column, std::int64_t head, std::int64_t n) { store(b.row(i) + head, mine.row(i) + column, n, accumulate); });
   }
 }
 
-// Rows and columns of an operand with heads in its rows count as [tokens, columns].
-View as_tokens(const OpCall& c, View v, bool local) {
-  return with_rows(c, v, local ? static_cast<std::int64_t>(c.local_positions().size()) : c.batch().sequences.back());
-}
 Bytes heads_scratch(const model::OpList& list, const model::Op& op, int) { return 2 * round_up(list.tensor(op.inputs[0]).bytes(), 8); }
 
 void heads_run(const OpCall& c, const View& from, const GradView& to, bool to_heads) {
@@ -82,7 +54,6 @@ void heads_run(const OpCall& c, const View& from, const GradView& to, bool to_he
     exchange<T>(x, to_heads ? in : out, to_heads ? out : in, to_heads, to.accumulate, c.scratch(heads_scratch(c.list(), c.op(), c.step())));
   });
 }
-bool to_heads(const OpCall& c) { return c.list().tensor(c.op().inputs[0]).rows() < c.list().tensor(c.op().outputs[0]).rows(); }
 void heads_forward(const OpCall& c) { heads_run(c, c.in(0), {c.out(0), false}, to_heads(c)); }
 void heads_backward(const OpCall& c) { heads_run(c, c.d_out(0), c.d_in(0), !to_heads(c)); }
 

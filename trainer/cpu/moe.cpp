@@ -8,6 +8,7 @@
 #include "reference/mlp.h"
 #include "reference/moe.h"
 #include "reference/permute.h"
+#include "trainer/comm/ranks.h"
 #include "trainer/cpu/experts.h"
 #include "trainer/cpu/routing.h"
 
@@ -253,7 +254,7 @@ std::span<std::byte> exchange_memory(const OpCall& c) { return c.scratch(exchang
 
 void dispatch_forward(const OpCall& c) {
   const ExpertRoutes routes(c, on_device(c) ? numbers(values(c.in(2))) : c.host_table(maker_of_rows(c, {model::OpKind::Permute}, c.op_index())));
-  routes.require(c.out(0).rows);
+  routes.require(c.out(0).rows, c.context().ranks->rank());
   if (on_device(c)) {
     store_numbers(routes.groups(), values(c.out(2)));
     store_numbers(routes.counts(), values(c.out(3)));

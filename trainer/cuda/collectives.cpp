@@ -9,9 +9,9 @@
 #include "kernels/common/elementwise.h"
 #include "kernels/describe/own.h"
 #include "kernels/describe/ranks.h"
-#include "model/kinds/gdn.h"
 #include "model/qkv_layout.h"
 #include "trainer/comm/ranks.h"
+#include "trainer/token_heads.h"
 
 namespace gdn::trainer::cuda {
 
@@ -85,28 +85,6 @@ namespace {
 
 // ------------------------------------------------------------------- tokens <-> heads (CP) ----
 
-// One side has some tokens and all columns, the other all tokens and, of every section of columns, one rank's part.
-struct TokenHeads {
-  Communicator& group;
-  const TokenShards& shards;
-  std::vector<std::int64_t> sections; // columns of a section on the token side
-  std::int64_t ranks, width;          // width: columns of the head side
-
-  TokenHeads(const OpCall& c, std::int64_t columns)
-      : group(c.group(Group::Cp)), shards(*c.batch().shards), sections{columns}, ranks(group.size()), width(columns / ranks) {
-    if (const auto* a = std::get_if<model::GdnAttr>(&c.op().attr)) sections = model::head_sections(*a, columns, ranks);
-  }
-  // Calls f(first column on the token side, first on the head side, columns) for the parts of `rank`.
-  template <class F> void for_parts(std::int64_t rank, F&& f) const {
-    std::int64_t at = 0, head_at = 0;
-    for (std::int64_t s : sections) {
-      f(at + rank * (s / ranks), head_at, s / ranks);
-      at += s;
-      head_at += s / ranks;
-    }
-  }
-};
-
 // `local` [tokens of this rank, columns], `whole` [all tokens, width]; one is read, the other written.
 void exchange(const OpCall& c, Engine& e, const View& local, const View& whole, bool to_heads, bool accumulate) {
   const TokenHeads x(c, local.cols);
@@ -135,15 +113,10 @@ void exchange(const OpCall& c, Engine& e, const View& local, const View& whole, 
   }
 }
 
-// Rows and columns of an operand with heads in its rows count as [tokens, columns].
-View as_tokens(const OpCall& c, const View& v, bool local) {
-  return with_rows(c, v, local ? static_cast<std::int64_t>(c.local_positions().size()) : c.batch().sequences.back());
-}
 void heads_run(const OpCall& c, Engine& e, const View& from, const GradView& to, bool to_heads) {
   const View in = as_tokens(c, from, to_heads), out = as_tokens(c, to.to, !to_heads);
   exchange(c, e, to_heads ? in : out, to_heads ? out : in, to_heads, to.accumulate);
 }
-bool to_heads(const OpCall& c) { return c.list().tensor(c.op().inputs[0]).rows() < c.list().tensor(c.op().outputs[0]).rows(); }
 void heads_forward(const OpCall& c, Engine& e) { heads_run(c, e, c.in(0), {c.out(0), false}, to_heads(c)); }
 void heads_backward(const OpCall& c, Engine& e) { heads_run(c, e, c.d_out(0), c.d_in(0), !to_heads(c)); }
 

@@ -106,15 +106,7 @@ void concat_backward(const OpCall& c, Engine& e) {
 void cross_entropy_forward(const OpCall& c, Engine& e) {
   if (!c.op().collectives.empty()) return divided_cross_entropy_forward(c, e);
   kernels::CrossEntropyForwardParams p{.logits = matrix(c.in(0)), .labels = matrix(c.in(1)), .loss = matrix(c.out(0))};
-  switch (c.attr<LossAttr>().form) {
-  case LossForm::Softmax:
-    p.softmax = matrix(c.out(1));
-    p.mask = matrix(c.out(2));
-    p.label_ids = matrix(c.out(3));
-    break;
-  case LossForm::Overwrite: p.gradient = matrix(c.out(1)); break;
-  case LossForm::Logits: p.lse = matrix(c.out(1)); break;
-  }
+  name_kept(c, p);
   kernels::cross_entropy_forward(p, e.launch());
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/moe/shared_gate.h"
 #include "kernels/moe/sort.h"
 #include "kernels/moe/swiglu.h"
+#include "trainer/comm/ranks.h"
 #include "trainer/cuda/experts.h"
 #include "trainer/cuda/routing.h"
 
@@ -179,8 +180,8 @@ void dispatch_forward(const OpCall& c, Engine& e) {
     return;
   }
   const std::int32_t* offsets = on_device(c) ? data<std::int32_t>(c.in(2)) : e.table(c, maker_of_rows(c, false, c.op_index()));
-  const ExpertRoutes routes = ExpertRoutes::asked(c, e, numbers(offsets, c.attr<MoeAttr>().experts + 1, e));
-  routes.require(c.out(0).rows);
+  const ExpertRoutes routes(c, e, numbers(offsets, c.attr<MoeAttr>().experts + 1, e));
+  routes.require(c.out(0).rows, c.context().ranks->rank());
   routes.keep(c);
   store(routes.groups(), on_device(c) ? data<std::int32_t>(c.out(2)) : e.table(c, c.op_index()), e);
   if (on_device(c)) store(routes.counts(), data<std::int32_t>(c.out(3)), e);

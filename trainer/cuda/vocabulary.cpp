@@ -64,15 +64,7 @@ void divided_cross_entropy_forward(const OpCall& c, Engine& e) {
   kernels::vocabulary_parts(matrix(logits), matrix(labels), parts.from(0), e.launch());
   combine(c, e, parts, memory);
   kernels::VocabularyLossParams p{.parts = parts.from(0), .logits = matrix(logits), .labels = matrix(labels), .loss = matrix(c.out(0))};
-  switch (c.attr<LossAttr>().form) {
-  case LossForm::Softmax:
-    p.softmax = matrix(c.out(1));
-    p.mask = matrix(c.out(2));
-    p.label_ids = matrix(c.out(3));
-    break;
-  case LossForm::Overwrite: p.gradient = matrix(c.out(1)); break;
-  case LossForm::Logits: p.lse = matrix(c.out(1)); break;
-  }
+  name_kept(c, p);
   kernels::vocabulary_loss(p, e.launch());
 }
 

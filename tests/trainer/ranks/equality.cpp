@@ -137,4 +137,13 @@ void check_equal(const Case& c) {
     fmt::print("  loss {:.6f}: off by {:.1e}; gradients off by {:.1e}; peak {} bytes\n", expected.back().result.loss, worst_loss, worst, predicted.peak_bytes);
 }
 
+config::Model hybrid() {
+  return small({config::LayerKind::Gdn, config::LayerKind::Attention}, {config::MlpKind::Moe, config::MlpKind::Moe});
+}
+
+void pack(std::vector<Batch>& batches) {
+  for (size_t i = 0; i < batches.size(); ++i)
+    batches[i].sequences = i % 2 == 0 ? std::vector<std::int64_t>{0, 7, 20, 33, 34, 61, 80} : std::vector<std::int64_t>{0, 59, 80};
+}
+
 } // namespace gdn::trainer::ranks_test

@@ -27,5 +27,9 @@ void check_equal(const Case& c);
 // fp32, sizes that divide in every way tested here.
 config::Model small(std::vector<config::LayerKind> mixers, std::vector<config::MlpKind> mlps);
 config::Run run_of(std::string stack, config::Parallel parallel, std::int64_t micro_batches_of_all = 4);
+config::Model hybrid(); // a GDN and an attention layer, each with a mixture of experts
+inline const char* const kStacks[] = {"megatron", "native"};
+// An `edit`: documents of 80 tokens with boundaries inside the pieces of two and of four context ranks, one of a token.
+void pack(std::vector<Batch>& batches);
 
 } // namespace gdn::trainer::ranks_test

@@ -11,11 +11,6 @@ using config::Parallel;
 
 namespace {
 
-config::Model hybrid() {
-  return small({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Moe});
-}
-const char* const kStacks[] = {"megatron", "native"};
-
 // A router that sees all experts alike sends every token to experts 0 and 1 of four: both are those of expert
 // rank 0, and rank 1 has no row. Without the losses on the routing it stays so.
 Case one_sided(const char* stack) {
@@ -26,11 +21,6 @@ Case one_sided(const char* stack) {
       p.set_weights(name, std::vector<float>(p.weights(name).size(), 0));
   };
   return c;
-}
-
-void pack(std::vector<Batch>& batches) {
-  for (size_t i = 0; i < batches.size(); ++i) // 80 tokens in 4 pieces of 20; see test_equality.cpp
-    batches[i].sequences = i % 2 == 0 ? std::vector<std::int64_t>{0, 7, 20, 33, 34, 61, 80} : std::vector<std::int64_t>{0, 59, 80};
 }
 
 } // namespace

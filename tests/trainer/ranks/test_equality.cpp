@@ -10,13 +10,9 @@ using config::Parallel;
 
 namespace {
 
-config::Model hybrid() {
-  return small({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Moe});
-}
 config::Model dense() {
   return small({LayerKind::Gdn, LayerKind::Gdn2, LayerKind::Attention}, {MlpKind::Dense, MlpKind::Dense, MlpKind::Dense});
 }
-const char* const kStacks[] = {"megatron", "native"};
 
 } // namespace
 
@@ -89,15 +85,6 @@ TEST_CASE("2 ranks: context parallel") {
     CAPTURE(stack);
     check_equal({dense(), run_of(stack, {.cp = 2, .gpus = 2})});
     check_equal({hybrid(), run_of(stack, {.cp = 2, .gpus = 2})});
-  }
-}
-
-// 80 tokens in 4 pieces of 20: boundaries at 7 (in the first piece), 20 (between two), 33, 34 (a document of
-// one token) and 61.
-void pack(std::vector<Batch>& batches) {
-  for (size_t i = 0; i < batches.size(); ++i) {
-    if (i % 2 == 0) batches[i].sequences = {0, 7, 20, 33, 34, 61, 80};
-    else batches[i].sequences = {0, 59, 80};
   }
 }
 

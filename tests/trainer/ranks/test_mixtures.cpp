@@ -10,14 +10,10 @@ using config::Parallel;
 
 namespace {
 
-config::Model hybrid() {
-  return small({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Moe});
-}
 config::Model deep() {
   return small({LayerKind::Gdn, LayerKind::Attention, LayerKind::Gdn, LayerKind::Attention},
                {MlpKind::Moe, MlpKind::Dense, MlpKind::Dense, MlpKind::Moe});
 }
-const char* const kStacks[] = {"megatron", "native"};
 
 void both(const config::Model& m, Parallel p, std::vector<std::string> modules = {}) {
   p.gpus = 4;

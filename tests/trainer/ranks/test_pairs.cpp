@@ -11,14 +11,10 @@ using config::Parallel;
 
 namespace {
 
-config::Model hybrid() {
-  return small({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Moe});
-}
 config::Model deep() {
   return small({LayerKind::Gdn, LayerKind::Attention, LayerKind::Gdn2, LayerKind::Attention},
                {MlpKind::Moe, MlpKind::Dense, MlpKind::Moe, MlpKind::Moe});
 }
-const char* const kStacks[] = {"megatron", "native"};
 
 void both(const config::Model& m, Parallel p, std::string cp_comm_type = "all_gather", std::vector<std::string> modules = {}, std::int64_t micro_batches = 4) {
   p.gpus = 4;
@@ -28,12 +24,6 @@ void both(const config::Model& m, Parallel p, std::string cp_comm_type = "all_ga
     c.run.cp_comm_type = cp_comm_type;
     check_equal(c);
   }
-}
-
-// 80 tokens: boundaries inside pieces of 20 and of 10, a document of one token.
-void pack(std::vector<Batch>& batches) {
-  for (size_t i = 0; i < batches.size(); ++i)
-    batches[i].sequences = i % 2 == 0 ? std::vector<std::int64_t>{0, 7, 20, 33, 34, 61, 80} : std::vector<std::int64_t>{0, 59, 80};
 }
 
 } // namespace
