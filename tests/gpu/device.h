@@ -51,6 +51,7 @@ public:
   void poison() { GDN_CUDA(cudaMemset(data_, 0xff, count_ * sizeof(T) + kGuard)); }
   void upload(const std::vector<T>& host) {
     GDN_CUDA(cudaMemcpy(data_, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    GDN_CUDA(cudaStreamSynchronize(nullptr)); // a short copy from pageable memory returns before it arrived, and streams may not wait for it
   }
   std::vector<T> download() const {
     std::vector<T> host(count_);
