@@ -6,7 +6,8 @@ namespace gdn::trainer {
 
 TimePrediction::TimePrediction(const Setup& setup, const Device& device) : TimePrediction(setup, device.name(), device.provider()) {}
 
-TimePrediction::TimePrediction(const Setup& setup, std::string_view device_name, const model::Provider& provider) {
+TimePrediction::TimePrediction(const Setup& setup, std::string_view device_name, const model::Provider& provider)
+    : provider_(provider.name()) {
   config::Hardware hardware = config::Profiles().hardware(setup.profile.hardware);
   if (hardware.device_name != device_name) return;
   hardware_ = std::move(hardware);
@@ -21,7 +22,8 @@ std::optional<PredictedTime> TimePrediction::of(const plan::Setting& setting) {
 
 Bytes TimePrediction::outside() const {
   Bytes sum = 0;
-  for (const config::ReserveRow& row : hardware_ ? hardware_->reserve : std::vector<config::ReserveRow>())
+  if (!hardware_) return 0;
+  for (const config::ReserveRow& row : hardware_->reserve_of(provider_))
     if (row.per == "process") sum += row.bytes;
   return sum;
 }

@@ -27,6 +27,7 @@ public:
   Bytes outside() const;
 
 private:
+  std::string provider_;
   std::optional<config::Hardware> hardware_;
   std::unique_ptr<plan::Estimator> estimator_;
 };

@@ -343,6 +343,12 @@ public:
 
 } // namespace
 
+// Efficiencies are measured op kind by op kind; the experts' two products differ in width, and so in what bounds them.
+std::string_view rows_of(const Op& op) {
+  if (op.kind != OpKind::GroupedLinear) return name_of(op.kind);
+  return op.name == "expert_fc2" ? "expert_fc2" : "expert_fc1";
+}
+
 GdnShape gdn_shape_of(const OpList& list, const Op& op) {
   const GdnAttr& a = std::get<GdnAttr>(op.attr);
   const bool pre = op.kind == OpKind::GdnPre || op.kind == OpKind::Gdn2Pre;
@@ -356,6 +362,7 @@ const OwnEntry& own_entry(OpKind kind) { return kEntries[static_cast<size_t>(kin
 Work own_work(const OpList& list, const Op& op, int step) {
   Work w = own_entry(op.kind).work(list, op, step);
   if (const Bytes more = ranks_scratch(list, op, step); more > 0) w.scratch = round_up(w.scratch, 256) + more;
+  w.op = rows_of(op);
   return w;
 }
 

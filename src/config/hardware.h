@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/units.h"
@@ -12,13 +13,15 @@ namespace gdn::config {
 // One measured or fitted efficiency: achieved share of the peak of the op's limiting resource.
 // `family` is the op family of src/model/provider.h ("gemm", "grouped_gemm", "attention", "rule",
 // "elementwise", ...), `pass` "forward" | "backward" | "any". A row with `size` is one point of a
-// table in that size (FLOPs or bytes of one op); rows are interpolated in log(size).
+// table in that size (FLOPs or bytes of one op); rows are interpolated in log(size). Rows with `op` hold for
+// those ops alone, and go before those of the family without.
 struct EfficiencyRow {
   std::string provider;  // upstream | own | cpu
   std::string family, pass;     // pass may also be "dgrad" | "wgrad", one part of "backward"
   std::optional<double> size;   // grouped_gemm: rows per expert
   double value = 0;      // 0 < value <= 1
   std::string source;
+  std::string op = {};   // "gdn_pre": Work::op of src/model/provider.h; empty: any
 };
 
 struct CollectiveRow {
@@ -39,6 +42,7 @@ struct ReserveRow {      // memory outside the tensors
   Bytes bytes = 0;       // of one channel, where there are `channels`
   std::string source;
   std::int64_t channels = 1;
+  std::string provider = {}; // whose process, as of efficiencies: in place of anyone's row of the same name; empty: anyone's
 };
 
 struct Hardware {
@@ -59,6 +63,8 @@ struct Hardware {
   std::vector<ReserveRow> reserve = {};
   double allocator_reserve = 0.04; // share of allocated, a named assumption unless simulated
   std::vector<std::string> sources = {}; // "memory: ...", one line per figure
+
+  std::vector<ReserveRow> reserve_of(std::string_view whose) const; // the rows of `reserve` that hold for a provider
 };
 
 } // namespace gdn::config

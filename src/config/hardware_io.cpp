@@ -1,5 +1,6 @@
 #include "config/hardware_io.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 
@@ -83,6 +84,7 @@ EfficiencyRow read_efficiency(const Node& node) {
   Fields f(node);
   if (const Node* n = f.require("provider")) row.provider = as_choice(*n, {"upstream", "own", "cpu"});
   if (const Node* n = f.require("family")) row.family = word(*n);
+  if (const Node* n = f.find("op")) row.op = word(*n);
   if (const Node* n = f.require("pass"))
     row.pass = as_choice(*n, {"forward", "backward", "dgrad", "wgrad", "any"});
   if (const Node* n = f.find("size"); n && !is_none(*n)) row.size = as_double(*n, 1e-300, 1e300);
@@ -119,6 +121,7 @@ ReserveRow read_reserve(const Node& node) {
   if (const Node* n = f.find("per")) row.per = as_choice(*n, {"process", "communicator", "peer", "network", "allocator"});
   if (const Node* n = f.require("bytes")) row.bytes = byte_size(*n);
   f.read("channels", row.channels, 1, 1024);
+  if (const Node* n = f.find("provider")) row.provider = as_choice(*n, {"upstream", "own", "cpu"});
   f.need("source", row.source);
   f.done();
   return row;
@@ -126,12 +129,21 @@ ReserveRow read_reserve(const Node& node) {
 
 void refuse_repeated(const Hardware& h, const EfficiencyRow& row, const Node& node) {
   for (const EfficiencyRow& other : h.efficiencies)
-    if (other.provider == row.provider && other.family == row.family && other.pass == row.pass &&
+    if (other.provider == row.provider && other.family == row.family && other.op == row.op && other.pass == row.pass &&
         other.size == row.size)
-      node.fail(fmt::format("a second efficiency for {} {} {} at the same size", row.provider, row.family, row.pass));
+      node.fail(fmt::format("a second efficiency for {} {}{}{} {} at the same size", row.provider, row.family, row.op.empty() ? "" : " ", row.op, row.pass));
 }
 
 } // namespace
+
+std::vector<ReserveRow> Hardware::reserve_of(std::string_view whose) const {
+  auto is = [&](const ReserveRow& r) { return r.provider == whose; };
+  std::vector<ReserveRow> rows;
+  for (const ReserveRow& r : reserve)
+    if (is(r) || (r.provider.empty() && std::none_of(reserve.begin(), reserve.end(), [&](const ReserveRow& o) { return is(o) && o.name == r.name; })))
+      rows.push_back(r);
+  return rows;
+}
 
 Hardware read_hardware(const Node& map) {
   Fields f(map);
@@ -214,6 +226,7 @@ Node to_node(const Hardware& h) {
     Node n;
     n.set("provider", string_node(r.provider));
     n.set("family", string_node(r.family));
+    if (!r.op.empty()) n.set("op", string_node(r.op));
     n.set("pass", string_node(r.pass));
     if (r.size) n.set("size", number_node(*r.size));
     n.set("value", number_node(r.value));
@@ -236,6 +249,7 @@ Node to_node(const Hardware& h) {
   rows.items.clear();
   for (const ReserveRow& r : h.reserve) {
     Node n;
+    if (!r.provider.empty()) n.set("provider", string_node(r.provider));
     n.set("name", string_node(r.name));
     n.set("per", string_node(r.per));
     n.set("bytes", Node::scalar(fmt::format("{}", r.bytes)));

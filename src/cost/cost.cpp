@@ -80,15 +80,16 @@ std::vector<std::string> lookups(std::string_view pass) {
 
 } // namespace
 
-CostModel::Curve& CostModel::curve(Family family, std::string_view pass) const {
-  auto [it, fresh] = curves_.try_emplace({family, pass});
+CostModel::Curve& CostModel::curve(const model::Work& work, std::string_view pass) const {
+  const Family family = work.family;
+  auto [it, fresh] = curves_.try_emplace({family, work.op, pass});
   Curve& curve = it->second;
   if (fresh) {
     const std::string name{model::name_of(family)};
-    auto collect = [&](const std::string& provider) {
+    auto collect = [&](const std::string& provider, std::string_view op) {
       for (const std::string& wanted : lookups(pass)) {
         for (const config::EfficiencyRow& r : hardware_.efficiencies)
-          if (r.provider == provider && r.family == name && r.pass == wanted)
+          if (r.provider == provider && r.family == name && r.op == op && r.pass == wanted)
             curve.points.push_back({r.size.value_or(0), r.value});
         if (!curve.points.empty()) return true;
       }
@@ -97,7 +98,7 @@ CostModel::Curve& CostModel::curve(Family family, std::string_view pass) const {
     std::string from;
     // What Megatron's users run is measured far and wide and may stand in; our kernels say nothing about theirs.
     for (const std::string& provider : {provider_, std::string("upstream")})
-      if (from.empty() && collect(provider)) from = provider;
+      if (from.empty() && ((!work.op.empty() && collect(provider, work.op)) || collect(provider, ""))) from = provider;
     const std::string key = fmt::format("efficiency.{}.{}.{}", provider_, name, pass);
     curve.doubt = from.empty() ? kDefaulted : from != provider_ ? kBorrowed : kMeasured;
     if (from.empty()) {
@@ -112,8 +113,9 @@ CostModel::Curve& CostModel::curve(Family family, std::string_view pass) const {
   return curve;
 }
 
-double CostModel::efficiency(Family family, std::string_view pass, double size) const {
-  Curve& c = curve(family, pass);
+double CostModel::efficiency(const model::Work& work, std::string_view pass) const {
+  Curve& c = curve(work, pass);
+  const double size = work.size;
   if (c.points.size() > 1 && size > 0) {
     if (size < c.points.front().first / 2 && (c.least == 0 || size < c.least)) c.least = size;
     if (size > c.points.back().first * 2 && size > c.most) c.most = size;
@@ -121,24 +123,26 @@ double CostModel::efficiency(Family family, std::string_view pass, double size) 
   return interpolate(c.points, std::max(size, 1.0));
 }
 
-double CostModel::doubt(Family family, std::string_view pass) const {
-  return family == Family::None ? 0 : curve(family, pass).doubt;
+double CostModel::doubt(const model::Work& work, std::string_view pass) const {
+  return work.family == Family::None ? 0 : curve(work, pass).doubt;
 }
 
 std::vector<Assumption> CostModel::outside_sizes() const {
   std::vector<Assumption> out;
-  for (const auto& [key, c] : curves_)
+  for (const auto& [key, c] : curves_) {
+    const auto& [family, op, pass] = key;
+    const std::string_view name = op.empty() ? model::name_of(family) : op;
     if (c.least > 0 || c.most > 0)
-      out.push_back({fmt::format("sizes.{}.{}", model::name_of(key.first), key.second),
-                     fmt::format("{} {}: sizes{}{} lie beyond the measured {:.2g} to {:.2g}", model::name_of(key.first), key.second,
-                                 c.least > 0 ? fmt::format(" from {:.2g}", c.least) : "", c.most > 0 ? fmt::format(" up to {:.2g}", c.most) : "",
-                                 c.points.front().first, c.points.back().first)});
+      out.push_back({fmt::format("sizes.{}.{}", name, pass),
+                     fmt::format("{} {}: sizes{}{} lie beyond the measured {:.2g} to {:.2g}", name, pass, c.least > 0 ? fmt::format(" from {:.2g}", c.least) : "",
+                                 c.most > 0 ? fmt::format(" up to {:.2g}", c.most) : "", c.points.front().first, c.points.back().first)});
+  }
   return out;
 }
 
 Seconds CostModel::seconds(const model::Work& work, std::string_view pass) const {
   if (work.family == Family::None) return 0;
-  const double share = efficiency(work.family, pass, work.size);
+  const double share = efficiency(work, pass);
   const double traffic = static_cast<double>(work.traffic);
   const Seconds t = memory_bound(work.family) ? traffic / (hardware_.bandwidth * share)
                                               : std::max(work.flops / (matrix_rate(work.bits) * share), stream(work.traffic));
@@ -160,7 +164,7 @@ FlopsPerSecond CostModel::matrix_rate(int bits) const {
 
 Seconds CostModel::quantising(Bytes bytes) const {
   if (bytes == 0) return 0;
-  return static_cast<double>(bytes) / (hardware_.bandwidth * efficiency(Family::Elementwise, "forward", static_cast<double>(bytes)));
+  return static_cast<double>(bytes) / (hardware_.bandwidth * efficiency({.family = Family::Elementwise, .size = static_cast<double>(bytes)}, "forward"));
 }
 
 Seconds CostModel::host_update(std::int64_t elements) const {
@@ -324,7 +328,7 @@ UnitTime CostModel::time(const program::UnitTrace& t, const model::Provider& pro
     const model::Work work = provider.work(*t.list, op, e.step);
     const auto [compute, communication] = event_time(op, e, work);
     const Seconds total = compute + communication;
-    out.doubt += compute * doubt(work.family, pass_of(op, e.step)) + communication * 0.15;
+    out.doubt += compute * doubt(work, pass_of(op, e.step)) + communication * 0.15;
     out.communication += communication;
     if (e.pass != program::Pass::Replay) (e.pass == program::Pass::Forward ? shared_forward : shared_backward).note(op, compute, communication);
     switch (e.pass) {

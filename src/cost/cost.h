@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "config/hardware.h"
@@ -11,7 +12,7 @@
 #include "program/trace.h"
 
 // Time of ops and collectives from a hardware profile: a roofline per op. Matrix work runs at a share
-// of the dense peak, everything else at a share of the nominal bandwidth, by provider, family, pass
+// of the dense peak, everything else at a share of the nominal bandwidth, by provider, family (or op), pass
 // and size.
 namespace gdn::cost {
 
@@ -66,7 +67,7 @@ public:
   FlopsPerSecond peak() const { return peak_; }
   // How far a time may be off, as a share of it: by residuals of measured steps whose efficiencies were measured for
   // their provider, borrowed from another one, or defaults.
-  double doubt(model::Family family, std::string_view pass) const;
+  double doubt(const model::Work& work, std::string_view pass) const;
   // Families of which ops lie beyond the measured sizes (their nearest point is used).
   std::vector<Assumption> outside_sizes() const;
 
@@ -75,7 +76,7 @@ private:
     Seconds compute = 0, communication = 0; // what of the latter is not beside the former
   };
   EventTime event_time(const model::Op& op, const program::Event& event, const model::Work& work) const;
-  double efficiency(model::Family family, std::string_view pass, double size) const;
+  double efficiency(const model::Work& work, std::string_view pass) const;
   FlopsPerSecond matrix_rate(int bits) const;   // peak of operands of 4, 8 or 16 bits
   Seconds quantising(Bytes bytes) const;
   bool measured(model::Family family) const; // for this provider, in any pass
@@ -89,13 +90,13 @@ private:
     double doubt = 0;
     double least = 0, most = 0; // sizes asked beyond the points by more than a factor of 2; 0: none
   };
-  Curve& curve(model::Family family, std::string_view pass) const;
+  Curve& curve(const model::Work& work, std::string_view pass) const;
   const config::Hardware& hardware_;
   std::string provider_;
   config::Parallel parallel_;
   config::Overlap overlap_;
   FlopsPerSecond peak_ = 0;
-  mutable std::map<std::pair<model::Family, std::string_view>, Curve> curves_;
+  mutable std::map<std::tuple<model::Family, std::string_view, std::string_view>, Curve> curves_; // by family, op, pass
   mutable std::set<Assumption> assumptions_;
 };
 

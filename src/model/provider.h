@@ -21,10 +21,11 @@ struct Work {
   Flops flops = 0;         // executed
   Bytes traffic = 0;       // bytes read and written in device memory
   Family family = Family::None;
-  double size = 0;         // what efficiencies are tabulated by: FLOPs, or rows per expert for GroupedGemm
+  double size = 0;         // what efficiencies are tabulated by: FLOPs or bytes, or rows per expert for GroupedGemm
   int kernels = 1;         // launches
   int bits = 16;           // of the operands of its products: 8, 4; 16: bf16, or what the run has
   Bytes quantising = 0;    // bytes that kernels in front of it move to make its operands; not in `traffic`
+  std::string_view op = {}; // of a static text: whose own rows of a profile go before the family's; empty: none
 };
 
 // *What is kept* is the op list's; *what a run needs and costs* is a provider's: `upstream` (FLA,

@@ -57,7 +57,7 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
     if (const Bytes bytes = model::quantised_weights(table_, model, run, r, std::atoi(hardware.sm.c_str())); bytes > 0)
       rank.library.push_back({"quantised weights", "Transformer Engine keeps them for all micro-batches of a step [inferred]", bytes});
     if (run.stack == "megatron")
-      for (const config::ReserveRow& row : hardware.reserve)
+      for (const config::ReserveRow& row : hardware.reserve_of(workload_.provider().name()))
         if (row.per == "allocator") rank.library.push_back({row.name, row.source, row.bytes});
     for (const model::OpList* list : lists)
       for (model::Misaligned& m : model::misaligned(*list, run))
@@ -65,7 +65,7 @@ Estimator::Estimator(const config::Model& model, const config::Run& run, const c
           misaligned_.push_back(std::move(m));
     ranks_.push_back(std::move(rank));
   }
-  outside_ = outside_rows(model, run, hardware);
+  outside_ = outside_rows(model, run, hardware, workload_.provider().name());
   std::vector<OutsideRow> graphs; // of the rank where they take most
   for (const Rank& rank : ranks_) {
     if (run.cuda_graph_impl == "none") break;

@@ -37,10 +37,10 @@ std::vector<Communicator> communicators(const config::Model& model, const config
   return out;
 }
 
-std::vector<OutsideRow> outside_rows(const config::Model& model, const config::Run& run, const config::Hardware& hardware) {
+std::vector<OutsideRow> outside_rows(const config::Model& model, const config::Run& run, const config::Hardware& hardware, std::string_view provider) {
   std::vector<OutsideRow> out;
   const std::vector<Communicator> groups = communicators(model, run);
-  for (const config::ReserveRow& row : hardware.reserve) {
+  for (const config::ReserveRow& row : hardware.reserve_of(provider)) {
     if (row.per == "process" || (row.per == "allocator" && run.stack != "megatron")) out.push_back({row.name, row.source, row.bytes});
     if (row.per == "allocator" || row.per == "process") continue;
     for (const Communicator& c : groups) {

@@ -1,5 +1,6 @@
 #pragma once
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "config/hardware.h"
@@ -33,9 +34,9 @@ struct Communicator {
 // parallel, the pair that shares tied embeddings, and all ranks (gradient norm, barriers).
 std::vector<Communicator> communicators(const config::Model& model, const config::Run& run);
 
-// Context, communicators and whatever else the hardware profile itemises, but for `per: allocator` under
-// stack megatron, which is counted as allocated.
-std::vector<OutsideRow> outside_rows(const config::Model& model, const config::Run& run, const config::Hardware& hardware);
+// Context, communicators and whatever else the hardware profile itemises for processes of `provider`, but for
+// `per: allocator` under stack megatron, which is counted as allocated.
+std::vector<OutsideRow> outside_rows(const config::Model& model, const config::Run& run, const config::Hardware& hardware, std::string_view provider);
 
 // What a rank captures: its decoder layers by chunk and its schedule.
 struct CapturedRank {

@@ -56,7 +56,7 @@ TEST_CASE("our efficiencies say nothing about upstream's kernels; upstream's sta
   };
   CHECK(says(upstream, "no measurement in profile 'h200'"));
   CHECK(says(own, "borrowed from provider 'upstream'"));
-  CHECK(upstream.doubt(model::Family::Gemm, "forward") > own.doubt(model::Family::Gemm, "forward"));
+  CHECK(upstream.doubt(gemm, "forward") > own.doubt(gemm, "forward"));
 }
 
 TEST_CASE("stack native is priced with our kernels, unless others are named") {

@@ -17,7 +17,7 @@ struct Case {
   // Bytes of the rows whose name holds `text`.
   Bytes bytes(const std::string& text) const {
     Bytes sum = 0;
-    for (const plan::OutsideRow& row : plan::outside_rows(profile.model, profile.run, hardware)) {
+    for (const plan::OutsideRow& row : plan::outside_rows(profile.model, profile.run, hardware, "upstream")) {
       CHECK(!row.source.empty());
       if (row.name.find(text) != std::string::npos) sum += row.bytes;
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -70,8 +72,8 @@ double rounded(double value, int digits) { return std::stod(fmt::format("{:.{}g}
 std::string line_of(const config::EfficiencyRow& r) {
   std::string source = r.source;
   std::replace(source.begin(), source.end(), '"', '\'');
-  return fmt::format("  - {{provider: {}, family: {}, pass: {},{} value: {}, source: \"{}\"}}\n", r.provider, r.family, r.pass,
-                     r.size ? fmt::format(" size: {},", *r.size) : "", r.value, source);
+  return fmt::format("  - {{provider: {}, family: {},{} pass: {},{} value: {}, source: \"{}\"}}\n", r.provider, r.family,
+                     r.op.empty() ? "" : fmt::format(" op: {},", r.op), r.pass, r.size ? fmt::format(" size: {},", *r.size) : "", r.value, source);
 }
 
 std::string efficiencies_of(const config::Hardware& h) {
@@ -86,18 +88,24 @@ std::string efficiencies_of(const config::Hardware& h) {
 std::vector<config::EfficiencyRow> fit_efficiencies(const std::vector<Sample>& samples, const config::Hardware& hardware,
                                                     const std::string& provider, DType dtype, const std::string& source, int most) {
   const double peak = dtype == DType::FP32 ? hardware.bf16 / 2 : hardware.bf16; // tf32 units, as in src/cost
-  std::map<std::pair<Family, std::string>, std::vector<Point>> points;
+  std::map<std::tuple<Family, std::string, std::string_view>, std::vector<Point>> points; // by family, pass, op; "": all of the family
+  std::map<Family, std::set<std::string_view>> ops;
   for (const Sample& s : samples) {
     if (s.work.family == Family::None || s.seconds <= 0) continue;
     const Point p = point_of(s, hardware, peak);
-    if (p.ideal > 0) points[{s.work.family, s.pass}].push_back(p);
+    if (p.ideal <= 0) continue;
+    points[{s.work.family, s.pass, ""}].push_back(p);
+    if (!s.work.op.empty()) points[{s.work.family, s.pass, s.work.op}].push_back(p);
+    ops[s.work.family].insert(s.work.op);
   }
   std::vector<config::EfficiencyRow> rows;
   for (auto& [key, of] : points) {
+    const auto& [family, pass, op] = key;
+    if (!op.empty() && ops[family].size() == 1) continue; // the family's own rows say it
     if (std::any_of(of.begin(), of.end(), [](const Point& p) { return !p.hidden; })) std::erase_if(of, [](const Point& p) { return p.hidden; });
     merge(of, static_cast<size_t>(most));
     for (const Point& p : of)
-      rows.push_back({provider, std::string(model::name_of(key.first)), key.second, rounded(p.size, 6), rounded(p.share(), 6), source});
+      rows.push_back({provider, std::string(model::name_of(family)), pass, rounded(p.size, 6), rounded(p.share(), 6), source, std::string(op)});
   }
   return rows;
 }
@@ -129,7 +137,8 @@ std::string with_efficiencies(const std::string& text, const std::string& file, 
     bool drop = false;
     if (inside && line.find("- {provider:") != std::string::npos)
       for (const config::EfficiencyRow& r : rows)
-        drop |= line.find(fmt::format("{{provider: {}, family: {}, pass: {},", r.provider, r.family, r.pass)) != std::string::npos;
+        drop |= line.find(fmt::format("{{provider: {}, family: {},", r.provider, r.family)) != std::string::npos &&
+                line.find(fmt::format(" pass: {},", r.pass)) != std::string::npos;
     if (!drop) out += line;
   }
   if (inside) write();

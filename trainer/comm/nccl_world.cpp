@@ -88,10 +88,11 @@ public:
         for (int r = 0; r < size(); ++r) {
           all.push_back(part(r));
           to.push_back(mine);
-          from.push_back({with_->staging() + r * mine.bytes, mine.bytes});
+          from.push_back(r == rank() ? mine : Part{with_->staging() + r * mine.bytes, mine.bytes}); // what is here stays
         }
         with_->exchange(all, from);
-        kernels::reduce_in_order(with_->staging(), size(), mine.bytes / element, dtype, reduction == Reduction::Max, mine.data, with_->launch());
+        kernels::reduce_in_order({with_->staging(), size(), mine.bytes / element, rank(), mine.data}, dtype, reduction == Reduction::Max, mine.data,
+                                 with_->launch());
         with_->exchange(to, all);
       }
     });
@@ -114,10 +115,11 @@ public:
         std::vector<Part> to, from;
         for (int r = 0; r < size(); ++r) {
           to.push_back({const_cast<std::byte*>(all) + (r * elements + first) * element, bytes});
-          from.push_back({with_->staging() + r * bytes, bytes});
+          from.push_back(r == rank() ? to.back() : Part{with_->staging() + r * bytes, bytes}); // what is here stays
         }
         with_->exchange(to, from);
-        kernels::reduce_in_order(with_->staging(), size(), bytes / element, dtype, false, mine + first * element, with_->launch());
+        kernels::reduce_in_order({with_->staging(), size(), bytes / element, rank(), to[static_cast<size_t>(rank())].data}, dtype, false, mine + first * element,
+                                 with_->launch());
       }
     });
   }

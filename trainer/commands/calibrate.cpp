@@ -35,6 +35,15 @@ struct CalibrateOptions : CommonOptions {
 
 bool is_file(const std::string& what) { return what.ends_with(".yaml") || what.ends_with(".yml") || what.find('/') != std::string::npos; }
 
+// The settings with each stack, or as they are where they name one.
+std::vector<std::vector<config::Setting>> of_both_stacks(const std::vector<config::Setting>& settings) {
+  if (std::any_of(settings.begin(), settings.end(), [](const config::Setting& s) { return s.key == "stack"; })) return {settings};
+  std::vector<std::vector<config::Setting>> each(2, settings);
+  each[0].push_back({"stack", "native", "--stack"});
+  each[1].push_back({"stack", "megatron", "--stack"});
+  return each;
+}
+
 // Time of a step's ops by the measurements and by the cost model.
 struct Total {
   Seconds measured = 0, before = 0, after = 0;
@@ -105,13 +114,15 @@ int calibrate(const CalibrateOptions& o) {
   DType dtype = DType::BF16;
   config::Parallel parallel;
   for (const std::string& config : configs) {
-    const Setup s = load_setup(config, o.settings);
-    if (wanted.empty()) wanted = s.profile.hardware;
-    dtype = s.profile.run.dtype;
-    parallel = s.profile.run.parallel;
-    for (const bench::OpTime& op : bench::time_ops(s, *device, o.budget_bytes(*device), steps))
-      if (!op.communicates) samples.push_back({op.work, op.pass, op.seconds, op.runs});
-    models += (models.empty() ? "" : ", ") + s.profile.model.name;
+    for (const std::vector<config::Setting>& settings : of_both_stacks(o.settings)) {
+      const Setup s = load_setup(config, settings);
+      if (wanted.empty()) wanted = s.profile.hardware;
+      dtype = s.profile.run.dtype;
+      parallel = s.profile.run.parallel;
+      for (const bench::OpTime& op : bench::time_ops(s, *device, o.budget_bytes(*device), steps))
+        if (!op.communicates) samples.push_back({op.work, op.pass, op.seconds, op.runs});
+    }
+    models += (models.empty() ? "" : ", ") + std::filesystem::path(config).stem().string();
   }
 
   const config::Hardware before = config::Profiles().hardware(wanted);
@@ -165,7 +176,7 @@ int calibrate(const CalibrateOptions& o) {
 } // namespace
 
 cli::Runner add_calibrate(cli::Command& program) {
-  cli::Command command = program.subcommand("calibrate", "time the ops of a model, or with several ranks exchanges between their GPUs, and write what a hardware profile says of them");
+  cli::Command command = program.subcommand("calibrate", "time the ops of a model in both stacks (or that of --stack), or with several ranks exchanges between their GPUs, and write what a hardware profile says of them");
   auto options = std::make_shared<CalibrateOptions>();
   options->add_to(command);
   command.option("--also", options->also, "more configurations, whose ops are timed as well").existing_file();

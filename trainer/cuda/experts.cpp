@@ -95,7 +95,7 @@ void ExpertRoutes::back(const View& experts, const GradView& home) const {
     }
     etp_group_.all_to_all(to, from);
     all = rows_of(all, 0, mine); // what it held has been sent
-    if (mine > 0) kernels::reduce_in_order(parts.data, static_cast<int>(etp_), mine * parts.cols, dtype, false, all.data, engine_.launch());
+    if (mine > 0) kernels::reduce_in_order({parts.data, static_cast<int>(etp_), mine * parts.cols}, dtype, false, all.data, engine_.launch());
   }
   View arrived = home.to;
   const bool direct = !home.accumulate && (home.to.rows <= 1 || home.to.stride == home.to.cols);

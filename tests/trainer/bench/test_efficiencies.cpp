@@ -43,6 +43,27 @@ const config::EfficiencyRow* find(const std::vector<config::EfficiencyRow>& rows
   return nullptr;
 }
 
+constexpr const char* kFile = R"(# A machine.
+name: machine
+device_name: Machine
+sm: 90
+memory: {value: 1 GiB, source: "test"}
+bf16: {value: 1 PFLOP/s, source: "test"}
+bandwidth: {value: 5 TB/s, source: "test"}
+achieved_bandwidth: {value: 4 TB/s, source: "test"}
+launch_latency: {value: 4 us, source: "test"}
+efficiencies:
+  # Others' kernels.
+  - {provider: upstream, family: gemm, pass: forward, value: 0.7, source: "test"}
+  - {provider: own, family: gemm, pass: forward, size: 1e9, value: 0.2, source: "old"}
+  - {provider: own, family: gemm, pass: forward, size: 1e10, value: 0.3, source: "old"}
+  - {provider: own, family: norm, pass: any, value: 0.6, source: "old"}
+
+# Links.
+collectives:
+  - {kind: all_reduce, link: scale_up, share: 0.8, latency: 22 us, source: "test"}
+)";
+
 } // namespace
 
 TEST_CASE("known efficiencies come back from the times that the cost model makes of them") {
@@ -80,6 +101,30 @@ TEST_CASE("ops of one size share a row that keeps their total time") {
   CHECK(fit_efficiencies(samples, machine(), "own", DType::BF16, "test", 5).size() == 5);
 }
 
+TEST_CASE("ops of one family and size get rows of their own, and the family one that keeps their total time") {
+  const config::Hardware h = machine();
+  model::Work slow = work(Family::Norm, 0, 1'000'000'000, 1e9), fast = slow, other = slow;
+  slow.op = "gated_norm";
+  fast.op = "rms_norm";
+  const Seconds ideal = 1e9 / 5e12, launch = 4e-6;
+  const std::vector<Sample> samples{{slow, "forward", ideal / 0.25 + launch, 1}, {fast, "forward", ideal / 0.5 + launch, 3}};
+  config::Hardware fitted = h;
+  replace_efficiencies(fitted, fit_efficiencies(samples, h, "own", DType::BF16, "test"));
+  CHECK(fitted.efficiencies.size() == 3);
+  const cost::CostModel cost(fitted, "own", {}, DType::BF16);
+  CHECK(cost.seconds(slow, "forward") == doctest::Approx(ideal / 0.25 + launch).epsilon(1e-5).scale(0));
+  CHECK(cost.seconds(fast, "forward") == doctest::Approx(ideal / 0.5 + launch).epsilon(1e-5).scale(0));
+  CHECK(cost.seconds(other, "forward") == doctest::Approx(ideal / 0.4 + launch).epsilon(1e-5).scale(0)); // four runs in ten units of time
+  other.op = "l2norm"; // not measured: the family's
+  CHECK(cost.seconds(other, "forward") == cost.seconds(work(Family::Norm, 0, 1'000'000'000, 1e9), "forward"));
+
+  // Through a file and back, where the new rows take the place of all old ones.
+  const std::string text = config::to_yaml(config::to_node(config::read_hardware(config::parse_yaml(with_efficiencies(kFile, "h.yaml", fitted.efficiencies), "h.yaml"))));
+  const std::vector<config::EfficiencyRow> again = fit_efficiencies({{fast, "forward", ideal + launch, 1}}, h, "own", DType::BF16, "test");
+  const config::Hardware last = config::read_hardware(config::parse_yaml(with_efficiencies(text, "h.yaml", again), "h.yaml"));
+  CHECK(std::count_if(last.efficiencies.begin(), last.efficiencies.end(), [](const config::EfficiencyRow& r) { return r.provider == "own" && r.family == "norm" && r.pass == "forward"; }) == 1);
+}
+
 TEST_CASE("what bytes explain says nothing about the matrix units") {
   // 4e9 bytes take 1 ms at 4 TB/s, its 1e11 FLOP 0.1 ms at the peak.
   const Sample hidden{work(Family::Gemm, 1e11, 4'000'000'000, 1e11, 0), "forward", 1e-3, 1};
@@ -93,26 +138,7 @@ TEST_CASE("what bytes explain says nothing about the matrix units") {
 }
 
 TEST_CASE("a hardware file keeps its other rows and its comments") {
-  const std::string text = R"(# A machine.
-name: machine
-device_name: Machine
-sm: 90
-memory: {value: 1 GiB, source: "test"}
-bf16: {value: 1 PFLOP/s, source: "test"}
-bandwidth: {value: 5 TB/s, source: "test"}
-achieved_bandwidth: {value: 4 TB/s, source: "test"}
-launch_latency: {value: 4 us, source: "test"}
-efficiencies:
-  # Others' kernels.
-  - {provider: upstream, family: gemm, pass: forward, value: 0.7, source: "test"}
-  - {provider: own, family: gemm, pass: forward, size: 1e9, value: 0.2, source: "old"}
-  - {provider: own, family: gemm, pass: forward, size: 1e10, value: 0.3, source: "old"}
-  - {provider: own, family: norm, pass: any, value: 0.6, source: "old"}
-
-# Links.
-collectives:
-  - {kind: all_reduce, link: scale_up, share: 0.8, latency: 22 us, source: "test"}
-)";
+  const std::string text = kFile;
   const std::vector<config::EfficiencyRow> rows{{"own", "gemm", "forward", 2e10, 0.55, "new \"quoted\""}, {"own", "rule", "backward", 1e11, 0.08, "new"}};
   const std::string out = with_efficiencies(text, "machine.yaml", rows);
   for (const char* kept : {"# A machine.", "# Others' kernels.", "# Links.", "all_reduce", "family: norm, pass: any, value: 0.6"}) CHECK(out.find(kept) != std::string::npos);
