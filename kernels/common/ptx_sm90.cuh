@@ -139,14 +139,15 @@ __device__ __forceinline__ void load_bulk(void* dst, const void* src, std::uint3
                "l"(src), "r"(bytes), "r"(smem_address(bar))
                : "memory");
 }
-__device__ __forceinline__ void store_bulk(void* dst, const void* src, std::uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
-               "r"(smem_address(src)), "r"(bytes)
+// One box of shared memory to memory; what lies outside the tensor is left out.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, const void* src, int column, int head,
+                                          int token) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(smem_address(src)), "r"(column), "r"(head), "r"(token)
                : "memory");
 }
-// Adds `bytes` of fp32 values in shared memory to those in memory, in the memory's own adders.
-__device__ __forceinline__ void add_bulk(float* dst, const void* src, std::uint32_t bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
+__device__ __forceinline__ void store_bulk(void* dst, const void* src, std::uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
                "r"(smem_address(src)), "r"(bytes)
                : "memory");
 }

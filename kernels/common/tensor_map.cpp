@@ -34,21 +34,24 @@ void require(bool ok, const TokenTensor& t, std::string_view what, std::int64_t 
 
 } // namespace
 
-CUtensorMap make_tile_map(const TokenTensor& t) {
+CUtensorMap make_tile_map(const TokenTensor& t) { return make_box_map(t, 64, DType::BF16); }
+
+CUtensorMap make_box_map(const TokenTensor& t, int rows, DType dtype) {
   CUtensorMap map{};
   if (t.tokens == 0) return map;
   require(reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0, t, "address",
           static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(t.data)));
-  require(t.token_stride % 8 == 0 && t.token_stride > 0, t, "token stride", t.token_stride);
-  require(t.head_stride % 8 == 0 && t.head_stride > 0, t, "head stride", t.head_stride);
+  const std::int64_t element = size_of(dtype);
+  require(t.token_stride * element % 16 == 0 && t.token_stride > 0, t, "token stride", t.token_stride);
+  require(t.head_stride * element % 16 == 0 && t.head_stride > 0, t, "head stride", t.head_stride);
   const cuuint64_t extents[3] = {static_cast<cuuint64_t>(t.width), static_cast<cuuint64_t>(t.heads),
                                  static_cast<cuuint64_t>(t.tokens)};
-  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(t.head_stride) * 2,
-                                 static_cast<cuuint64_t>(t.token_stride) * 2};
-  const cuuint32_t box[3] = {64, 1, 64};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(t.head_stride * element),
+                                 static_cast<cuuint64_t>(t.token_stride * element)};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(128 / element), 1, static_cast<cuuint32_t>(rows)};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =
-      encoder()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(t.data), extents,
+      encoder()(&map, dtype == DType::FP32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(t.data), extents,
                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)

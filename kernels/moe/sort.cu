@@ -1,11 +1,13 @@
-// A CTA an expert reads all slots in order: E T k loads that stay in L2, and no order to go wrong.
+// Slots are counted and placed by one cluster of CTAs, without atomics: an order that cannot go wrong, and no scratch.
+#include <cooperative_groups.h>
+
 #include "kernels/common/matrix.cuh"
 #include "kernels/moe/sort.h"
 
 namespace gdn::kernels {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kMaxSorted = 1024;
 
 // Element s of a matrix counted row by row; there are fewer than 2^32.
 __device__ __forceinline__ std::int64_t slot_index(const Matrix& m, std::int64_t s) {
@@ -13,65 +15,92 @@ __device__ __forceinline__ std::int64_t slot_index(const Matrix& m, std::int64_t
   return load_index(m, row, slot - row * cols);
 }
 
-__global__ void __launch_bounds__(kThreads) count_kernel(Matrix experts, std::int32_t* counts) {
-  __shared__ int sums[kThreads / 32];
-  const std::int64_t slots = experts.rows * experts.cols;
-  int mine = 0;
-#pragma unroll 4
-  for (std::int64_t s = threadIdx.x; s < slots; s += kThreads)
-    mine += slot_index(experts, s) == blockIdx.x;
-  mine = __reduce_add_sync(~0u, mine);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = mine;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  int total = 0;
-  for (int sum : sums) total += sum;
-  counts[blockIdx.x] = total;
-}
+constexpr int kCtas = 8, kWarps = 32; // of the cluster that sorts
 
-// One CTA of 1024 threads.
-__global__ void __launch_bounds__(1024) offsets_kernel(const std::int32_t* counts, int experts, std::int64_t capacity, std::int32_t* offsets) {
-  __shared__ int sums[1024];
-  const int e = threadIdx.x;
-  const int mine = e >= experts ? 0 : capacity > 0 ? static_cast<int>(capacity) : counts[e];
-  sums[e] = mine;
-  for (int step = 1; step < 1024; step *= 2) {
-    __syncthreads();
-    const int other = e >= step ? sums[e - step] : 0;
-    __syncthreads();
-    sums[e] += other;
-  }
-  if (e < experts) offsets[e + 1] = sums[e];
-  if (e == 0) offsets[0] = 0;
-}
-
-__global__ void __launch_bounds__(kThreads)
-    assign_kernel(Matrix experts, std::int64_t capacity, const std::int32_t* offsets, Matrix row_map) {
-  __shared__ int sums[2][kThreads / 32]; // of each warp; two, so that one barrier a round is enough
-  const std::int64_t slots = experts.rows * experts.cols, first = offsets[blockIdx.x];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  std::int64_t rank = 0; // slots of this expert before the round
-  int which = 0;
-  std::int64_t next = threadIdx.x < slots ? slot_index(experts, threadIdx.x) : -1;
-  for (std::int64_t base = 0; base < slots; base += kThreads, which ^= 1) {
-    const std::int64_t s = base + threadIdx.x;
-    const bool here = s < slots && next == blockIdx.x;
-    if (s + kThreads < slots) next = slot_index(experts, s + kThreads);
-    const unsigned votes = __ballot_sync(~0u, here);
-    if (lane == 0) sums[which][warp] = __popc(votes);
-    __syncthreads();
-    int before = 0, round = 0;
+// f(slot, expert, lanes with that expert) for slots first .. last in order, 32 at a time; expert -1: none.
+template <class F>
+__device__ __forceinline__ void for_slots(const Matrix& experts, int count, std::int64_t first, std::int64_t last, F f) {
+  constexpr int kAhead = 8; // loads in flight
+  for (std::int64_t base = first; base < last; base += 32 * kAhead) {
+    int expert[kAhead];
 #pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) {
-      if (w < warp) before += sums[which][w];
-      round += sums[which][w];
+    for (int i = 0; i < kAhead; ++i) {
+      const std::int64_t s = base + 32 * i + threadIdx.x % 32;
+      const std::int64_t e = s < last ? slot_index(experts, s) : -1;
+      expert[i] = e < count ? static_cast<int>(e) : -1;
     }
-    if (here) {
-      const std::int64_t mine = rank + before + __popc(votes & ((1u << lane) - 1));
-      store_index(row_map, s / experts.cols, s % experts.cols, capacity > 0 && mine >= capacity ? -1 : first + mine);
-    }
-    rank += round;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) f(base + 32 * i + threadIdx.x % 32, expert[i], __match_any_sync(~0u, expert[i]));
   }
+}
+
+// One cluster. Every warp has a run of slots; it counts them, learns how many of each expert lie in the runs before, and
+// walks its run again. Without a row map: counts only.
+__global__ void __cluster_dims__(kCtas, 1, 1) __launch_bounds__(32 * kWarps, 1)
+    sort_kernel(Matrix experts, int count, std::int64_t capacity, std::int32_t* counts, std::int32_t* offsets, Matrix row_map) {
+  extern __shared__ std::int32_t seen[]; // [warps][experts]: slots of the expert in the CTA's warps before, and so far in this one
+  __shared__ std::int32_t of_cta[kMaxSorted], before[kMaxSorted], first_row[kMaxSorted], sums[kWarps];
+  const auto cluster = cooperative_groups::this_cluster();
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, rank = static_cast<int>(cluster.block_rank());
+  const std::int64_t slots = experts.rows * experts.cols, run = (slots + kCtas * kWarps - 1) / (kCtas * kWarps);
+  const std::int64_t first = (rank * kWarps + warp) * run, last = min(first + run, slots);
+  std::int32_t* const mine = seen + warp * count;
+
+  for (int e = lane; e < count; e += 32) mine[e] = 0;
+  __syncwarp();
+  for_slots(experts, count, first, last, [&](std::int64_t, int e, unsigned same) {
+    if (e >= 0 && lane == __ffs(same) - 1) mine[e] += __popc(same);
+    __syncwarp();
+  });
+  __syncthreads();
+  if (thread < count) {
+    int sum = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      const int of_warp = seen[w * count + thread];
+      seen[w * count + thread] = sum;
+      sum += of_warp;
+    }
+    of_cta[thread] = sum;
+  }
+  cluster.sync();
+  int total = 0;
+  if (thread < count) {
+    for (int r = 0; r < kCtas; ++r) {
+      if (r == rank) before[thread] = total;
+      total += cluster.map_shared_rank(of_cta, r)[thread];
+    }
+    if (rank == 0) counts[thread] = total;
+  }
+  cluster.sync(); // nobody reads here any more
+  if (row_map.data == nullptr) return;
+
+  const int rows = thread >= count ? 0 : capacity > 0 ? static_cast<int>(capacity) : total;
+  int sum = rows; // of this thread's expert and those before
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  if (lane == 31) sums[warp] = sum;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) sum += sums[w];
+  if (thread < count) {
+    first_row[thread] = sum - rows;
+    if (rank == 0) offsets[thread + 1] = sum;
+  }
+  if (rank == 0 && thread == 0) offsets[0] = 0;
+  __syncthreads();
+
+  for_slots(experts, count, first, last, [&](std::int64_t s, int e, unsigned same) {
+    if (e >= 0) {
+      const std::int64_t place = before[e] + mine[e] + __popc(same & ((1u << lane) - 1));
+      const auto slot = static_cast<std::uint32_t>(s), cols = static_cast<std::uint32_t>(experts.cols), row = slot / cols;
+      store_index(row_map, row, slot - row * cols, capacity > 0 && place >= capacity ? -1 : first_row[e] + place);
+    }
+    __syncwarp();
+    if (e >= 0 && lane == __ffs(same) - 1) mine[e] += __popc(same);
+    __syncwarp();
+  });
 }
 
 __global__ void __launch_bounds__(kThreads) add_counts_kernel(const std::int32_t* from, int count, std::int64_t* to) {
@@ -161,8 +190,7 @@ Matrix slots_of(const Matrix& row_map, std::int64_t k) {
 } // namespace
 
 void count_slots(const Matrix& experts, int count, std::int32_t* counts, const LaunchContext& context) {
-  count_kernel<<<static_cast<unsigned>(count), kThreads, 0, context.stream>>>(experts, counts);
-  check_launch("count_kernel");
+  sort_slots({experts, count, 0, {}, counts, nullptr}, context);
 }
 
 void add_counts(const std::int32_t* from, int count, std::int64_t* to, const LaunchContext& context) {
@@ -171,12 +199,11 @@ void add_counts(const std::int32_t* from, int count, std::int64_t* to, const Lau
 }
 
 void sort_slots(const SortParams& p, const LaunchContext& context) {
-  if (p.count < 1 || p.count > 1024) refuse("sort_slots", {{"experts", p.count}}, "1 to 1024 experts");
-  count_slots(p.experts, p.count, p.counts, context);
-  offsets_kernel<<<1, 1024, 0, context.stream>>>(p.counts, p.count, p.capacity, p.offsets);
-  check_launch("offsets_kernel");
-  assign_kernel<<<static_cast<unsigned>(p.count), kThreads, 0, context.stream>>>(p.experts, p.capacity, p.offsets, p.row_map);
-  check_launch("assign_kernel");
+  if (p.count < 1 || p.count > kMaxSorted) refuse("sort_slots", {{"experts", p.count}}, "1 to 1024 experts");
+  const std::size_t bytes = static_cast<std::size_t>(p.count) * kWarps * sizeof(std::int32_t);
+  GDN_CUDA(cudaFuncSetAttribute(sort_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+  sort_kernel<<<kCtas, 32 * kWarps, bytes, context.stream>>>(p.experts, p.count, p.capacity, p.counts, p.offsets, p.row_map);
+  check_launch("sort_kernel");
 }
 
 void experts_of_map(const Matrix& map, const Matrix& experts, const LaunchContext& context) {
