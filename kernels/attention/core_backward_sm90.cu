@@ -1,7 +1,7 @@
-// Two passes that need no sums across CTAs. Keys and values: a CTA owns a tile of keys and walks the query heads
-// of its group and the tiles of queries from the diagonal on; one warpgroup sums dv, the other dk, each making
-// the probabilities it needs (transposed: keys are rows). Queries: a CTA owns a tile of queries of two heads and
-// walks the keys up to the diagonal.
+// Two passes that need no sums across CTAs. Keys and values: a CTA owns a tile of keys and walks the tiles of queries
+// from the last one, which all CTAs of a sequence share, back to the diagonal, in each all heads of its group; one
+// warpgroup makes the probabilities and sums dv, the other makes their gradient and sums dk (transposed: keys are
+// rows). Queries: a CTA owns a tile of queries of two heads and walks the keys up to the diagonal.
 //
 //   p = exp(s - lse);  dv = p^T d_o;  ds = p (d_o v^T - delta), delta = o . d_o;  dk = ds^T q;  dq = ds k
 #include "kernels/attention/core_tiles.cuh"
@@ -46,14 +46,13 @@ __global__ void __launch_bounds__(256) rows_kernel_of(Args a, Matrix o, Matrix d
 
 // ---------------------------------------------------------------------------- keys and values ----
 
-constexpr int kStages = 2;
-
 template <int kTiles>
 struct KeyShared {
   char k[kTiles][kTileBytes], v[kTiles][kTileBytes];
-  char q[kStages][kTiles][kTileBytes], d_o[kStages][kTiles][kTileBytes];
-  float2 rows[kStages][kChunk];
-  std::uint64_t kv_full, full[kStages], empty[kStages];
+  char q[2][kTiles][kTileBytes], d_o[2][kTiles][kTileBytes];
+  uint4 p[2][4][kWarpgroup]; // probabilities, each thread's own, from one warpgroup to the other
+  float2 rows[2][kChunk];
+  std::uint64_t kv_full, q_full[2], q_empty[2], d_o_full[2], d_o_empty[2], p_full[2][2], p_empty[2];
 };
 
 struct KeyPlace {
@@ -74,69 +73,103 @@ __device__ void feed_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& a
   load_head<kTiles>(s.k, &a.k, &s.kv_full, at.kv, at.chunk.first_token);
   load_head<kTiles>(s.v, &a.v, &s.kv_full, at.kv, at.chunk.first_token);
   const int group = a.heads / a.kv_heads;
-  Ring<kStages> ring;
-  for (int head = at.kv * group; head < (at.kv + 1) * group; ++head)
-    for (int j = at.index; j < at.end; ++j, ring.advance()) {
+  Ring<2> ring;
+  for (int j = at.end - 1; j >= at.index; --j)
+    for (int head = at.kv * group; head < (at.kv + 1) * group; ++head, ring.advance()) {
       const int i = ring.stage, token = at.chunk.first_token + (j - at.index) * kChunk;
-      barrier_wait(&s.empty[i], ring.parity ^ 1);
-      barrier_expect(&s.full[i], 2 * kTiles * kTileBytes + kChunk * 8);
-      load_head<kTiles>(s.q[i], &a.q, &s.full[i], head, token);
-      load_head<kTiles>(s.d_o[i], &a.d_o, &s.full[i], head, token);
-      load_bulk(s.rows[i], a.rows + (std::int64_t{j} * a.heads + head) * kChunk, kChunk * 8, &s.full[i]);
+      barrier_wait(&s.q_empty[i], ring.parity ^ 1);
+      barrier_expect(&s.q_full[i], kTiles * kTileBytes + kChunk * 8);
+      load_head<kTiles>(s.q[i], &a.q, &s.q_full[i], head, token);
+      load_bulk(s.rows[i], a.rows + (std::int64_t{j} * a.heads + head) * kChunk, kChunk * 8, &s.q_full[i]);
+      barrier_wait(&s.d_o_empty[i], ring.parity ^ 1);
+      barrier_expect(&s.d_o_full[i], kTiles * kTileBytes);
+      load_head<kTiles>(s.d_o[i], &a.d_o, &s.d_o_full[i], head, token);
     }
 }
 
-// kKeys: the warpgroup that sums dk; else dv.
+// kKeys: the warpgroup that sums dk; else dv. The products of a step follow the last of the step before without a
+// gap; only probabilities and their gradients lie between.
 template <int kTiles, bool kKeys>
 __device__ void compute_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
   const Lane lane;
-  const std::uint32_t k = descriptor(smem_address(s.k)), v = descriptor(smem_address(s.v)), q = descriptor(smem_address(s.q)),
-                      d_o = descriptor(smem_address(s.d_o));
+  const int thread = threadIdx.x % kWarpgroup;
+  const std::uint32_t own = descriptor(smem_address(kKeys ? s.v : s.k)), q = descriptor(smem_address(s.q)), d_o = descriptor(smem_address(s.d_o));
+  std::uint64_t* const left_full = kKeys ? s.d_o_full : s.q_full;
   const float scale = a.scale * kLog2e;
-  float sum[kTiles / 2][64] = {};
-  barrier_wait(&s.kv_full, 0);
-  const int steps = (at.end - at.index) * (a.heads / a.kv_heads);
-  int j = at.index;
-  Ring<kStages> ring;
-  for (int step = 0; step < steps; ++step, ring.advance()) {
-    const int stage = __shfl_sync(~0u, ring.stage, 0);
-    const std::uint32_t here = stage * kTiles * kNextTile;
-    float x[32], z[32]; // s^T and (d_o v^T)^T: keys by queries
-    barrier_wait(&s.full[stage], ring.parity);
+  float sum[kTiles / 2][64] = {}, x[32];
+  const auto score = [&](int stage, std::uint32_t parity) { // x = k q^T, or v d_o^T: keys by queries
+    barrier_wait(&left_full[stage], parity);
     products_begin();
-    scores<kTiles>(x, k, q + here);
-    if constexpr (kKeys) scores<kTiles>(z, v, d_o + here);
+    scores<kTiles>(x, own, (kKeys ? d_o : q) + stage * kTiles * kNextTile);
     products_commit();
-    if constexpr (kKeys) products_wait<0>(x, z);
-    else products_wait<0>(x);
-
-    std::uint32_t p[16];
+  };
+  barrier_wait(&s.kv_full, 0);
+  score(0, 0);
+  products_wait<0>(x);
+  const int group = a.heads / a.kv_heads, steps = (at.end - at.index) * group;
+  Ring<2> ring;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int stage = __shfl_sync(~0u, ring.stage, 0);
+    const std::uint32_t parity = ring.parity;
+    ring.advance();
+    const std::uint32_t weighted = (kKeys ? q : d_o) + stage * kTiles * kNextTile;
+    if constexpr (kKeys) {
+      warp_arrive(&s.d_o_empty[stage]);
+      barrier_wait(&s.q_full[stage], parity);
+    } else {
+      barrier_wait(&s.p_empty[stage], parity ^ 1);
+      if (step >= steps - group) { // the diagonal
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float4 row = *reinterpret_cast<const float4*>(&s.rows[stage][8 * n + 2 * lane.t]); // of two queries
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int key = lane.row() + 8 * h, query = 8 * n + 2 * lane.t;
-        float low = exp2_fast(x[4 * n + 2 * h] * scale - row.x), high = exp2_fast(x[4 * n + 2 * h + 1] * scale - row.z);
-        if (j == at.index) {
-          if (key > query) low = 0.0f;
-          if (key > query + 1) high = 0.0f;
-        }
-        if constexpr (kKeys) {
-          low *= z[4 * n + 2 * h] - row.y;
-          high *= z[4 * n + 2 * h + 1] - row.w;
-        }
-        p[2 * n + h] = pack_bf16(low, high);
+        for (int i = 0; i < 32; ++i)
+          if (lane.row() + i % 4 / 2 * 8 > 8 * (i / 4) + 2 * lane.t + i % 2) x[i] = -INFINITY;
       }
     }
     pin_all(sum);
-    products_begin();
-    weighted_rows<kTiles>(sum, p, (kKeys ? q : d_o) + here);
-    products_commit();
-    products_wait<0>(p);
+    std::uint32_t p[16];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) { // 32 queries: the products of the first beside the arithmetic of the second
+      pin(x);
+      if constexpr (kKeys) {
+        barrier_wait(&s.p_full[stage][half], parity);
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) {
+          const uint4 four = s.p[stage][i][thread];
+          p[4 * i] = four.x, p[4 * i + 1] = four.y, p[4 * i + 2] = four.z, p[4 * i + 3] = four.w;
+        }
+        if (half == 1) warp_arrive(&s.p_empty[stage]);
+      }
+#pragma unroll
+      for (int n = 4 * half; n < 4 * half + 4; ++n) {
+        const float4 row = *reinterpret_cast<const float4*>(&s.rows[stage][8 * n + 2 * lane.t]); // of two queries
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float low = x[4 * n + 2 * h], high = x[4 * n + 2 * h + 1];
+          std::uint32_t& pair = p[2 * n + h];
+          if constexpr (kKeys) pair = pack_bf16(bf16_low(pair) * (low - row.y), bf16_high(pair) * (high - row.w));
+          else pair = pack_bf16(exp2_fast(fmaf(low, scale, -row.x)), exp2_fast(fmaf(high, scale, -row.z)));
+        }
+      }
+      if constexpr (!kKeys) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i) s.p[stage][i][thread] = uint4{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+        warp_arrive(&s.p_full[stage][half]);
+        if (half == 0) barrier_wait(&s.d_o_full[stage], parity);
+        else warp_arrive(&s.q_empty[stage]);
+      }
+      products_begin();
+      weighted_rows<kTiles>(sum, p, weighted, half);
+      products_commit();
+    }
+    if (step + 1 < steps) {
+      score(__shfl_sync(~0u, ring.stage, 0), ring.parity);
+      products_wait<1>(p);
+    } else {
+      products_wait<0>(p);
+    }
     pin_all(sum);
-    warp_arrive(&s.empty[stage]);
-    if (++j == at.end) j = at.index;
+    warp_arrive(&(kKeys ? s.q_empty : s.d_o_empty)[stage]);
+    products_wait<0>(x);
   }
   const float factor[2] = {kKeys ? a.scale : 1.0f, kKeys ? a.scale : 1.0f};
   const std::int64_t stride = kKeys ? a.dk_stride : a.dv_stride;
@@ -152,9 +185,10 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
   if (at.chunk.kind != GdnChunk::kTokens) return;
   if (threadIdx.x == 0) {
     barrier_init(&s.kv_full, 1);
-    for (int i = 0; i < kStages; ++i) {
-      barrier_init(&s.full[i], 1);
-      barrier_init(&s.empty[i], 8 * kWarpArrivals);
+    for (int i = 0; i < 2; ++i) {
+      for (auto* full : {&s.q_full[i], &s.d_o_full[i]}) barrier_init(full, 1);
+      for (auto* empty : {&s.q_empty[i], &s.d_o_empty[i]}) barrier_init(empty, 8 * kWarpArrivals);
+      for (auto* exchange : {&s.p_full[i][0], &s.p_full[i][1], &s.p_empty[i]}) barrier_init(exchange, 4 * kWarpArrivals);
     }
     barrier_init_fence();
   }
@@ -173,8 +207,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
 
 template <int kTiles>
 struct QueryShared {
-  char q[2][kTiles][kTileBytes], d_o[2][kTiles][kTileBytes], k[kTiles][kTileBytes], v[kTiles][kTileBytes];
-  std::uint64_t q_full, k_full, k_empty, v_full, v_empty;
+  char q[2][kTiles][kTileBytes], d_o[2][kTiles][kTileBytes], k[2][kTiles][kTileBytes], v[kTiles][kTileBytes];
+  std::uint64_t q_full, k_full[2], k_empty[2], v_full, v_empty;
 };
 
 struct QueryPlace { // as in the forward
@@ -201,11 +235,13 @@ __device__ void feed_queries(const Args& a, QueryShared<kTiles>& s, const QueryP
     load_head<kTiles>(s.d_o[i], &a.d_o, &s.q_full, at.head[i], at.chunk.first_token);
   }
   int token = at.chunk.first_token - (at.index - at.first) * kChunk;
+  Ring<2> ring;
   std::uint32_t parity = 0;
-  for (int j = at.first; j <= at.index; ++j, token += kChunk, parity ^= 1) {
-    barrier_wait(&s.k_empty, parity ^ 1);
-    barrier_expect(&s.k_full, kTiles * kTileBytes);
-    load_head<kTiles>(s.k, &a.k, &s.k_full, at.kv, token);
+  for (int j = at.first; j <= at.index; ++j, token += kChunk, ring.advance(), parity ^= 1) {
+    const int i = ring.stage;
+    barrier_wait(&s.k_empty[i], ring.parity ^ 1);
+    barrier_expect(&s.k_full[i], kTiles * kTileBytes);
+    load_head<kTiles>(s.k[i], &a.k, &s.k_full[i], at.kv, token);
     barrier_wait(&s.v_empty, parity ^ 1);
     barrier_expect(&s.v_full, kTiles * kTileBytes);
     load_head<kTiles>(s.v, &a.v, &s.v_full, at.kv, token);
@@ -215,49 +251,75 @@ __device__ void feed_queries(const Args& a, QueryShared<kTiles>& s, const QueryP
 template <int kTiles>
 __device__ void compute_queries(const Args& a, QueryShared<kTiles>& s, const QueryPlace& at) {
   const Lane lane;
-  const int me = threadIdx.x / kWarpgroup, head = at.head[me];
+  const int me = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0), head = at.head[me];
   const std::uint32_t q = descriptor(smem_address(s.q[me])), d_o = descriptor(smem_address(s.d_o[me])),
                       k = descriptor(smem_address(s.k)), v = descriptor(smem_address(s.v));
   const float scale = a.scale * kLog2e;
   float2 row[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) row[h] = a.rows[(std::int64_t{at.index} * a.heads + head) * kChunk + lane.row() + 8 * h];
-  float sum[kTiles / 2][64] = {};
-  barrier_wait(&s.q_full, 0);
-  std::uint32_t parity = 0;
-  for (int j = at.first; j <= at.index; ++j, parity ^= 1) {
-    float x[32], z[32];
-    barrier_wait(&s.k_full, parity);
+  float sum[kTiles / 2][64] = {}, x[32], z[32];
+  const auto score = [&](int stage, std::uint32_t parity) { // x = q k^T
+    barrier_wait(&s.k_full[stage], parity);
     products_begin();
-    scores<kTiles>(x, q, k);
+    scores<kTiles>(x, q, k + stage * kTiles * kNextTile);
     products_commit();
+  };
+  const auto score_gradient = [&](std::uint32_t parity) { // z = d_o v^T
     barrier_wait(&s.v_full, parity);
     products_begin();
     scores<kTiles>(z, d_o, v);
     products_commit();
-    products_wait<0>(x, z);
+  };
+  const auto probabilities = [&](bool diagonal) { // from x while z is being made
+    products_wait<1>(x);
+    if (diagonal) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        if (8 * (i / 4) + 2 * lane.t + i % 2 > lane.row() + i % 4 / 2 * 8) x[i] = -INFINITY;
+    }
+#pragma unroll
+    for (int i = 0; i < 32; ++i) x[i] = exp2_fast(fmaf(x[i], scale, -row[i % 4 / 2].x));
+    pin(x); // before the wait, not behind it
+    products_wait<0>(z);
     warp_arrive(&s.v_empty);
-    std::uint32_t p[16];
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int query = lane.row() + 8 * h, key = 8 * n + 2 * lane.t;
-        float low = exp2_fast(x[4 * n + 2 * h] * scale - row[h].x), high = exp2_fast(x[4 * n + 2 * h + 1] * scale - row[h].x);
-        if (j == at.index) {
-          if (key > query) low = 0.0f;
-          if (key + 1 > query) high = 0.0f;
-        }
-        p[2 * n + h] = pack_bf16(low * (z[4 * n + 2 * h] - row[h].y), high * (z[4 * n + 2 * h + 1] - row[h].y));
-      }
+  };
+  std::uint32_t p[16];
+  const auto weight = [&](int stage) { // sum += ds k, the first half's products beside the arithmetic of the second
     pin_all(sum);
-    products_begin();
-    weighted_rows<kTiles>(sum, p, k);
-    products_commit();
-    products_wait<0>(p);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      pin(z);
+#pragma unroll
+      for (int i = 8 * half; i < 8 * half + 8; ++i)
+        p[i] = pack_bf16(x[2 * i] * (z[2 * i] - row[i % 2].y), x[2 * i + 1] * (z[2 * i + 1] - row[i % 2].y));
+      products_begin();
+      weighted_rows<kTiles>(sum, p, k + stage * kTiles * kNextTile, half);
+      products_commit();
+    }
+  };
+  barrier_wait(&s.q_full, 0);
+  score(0, 0);
+  score_gradient(0);
+  probabilities(at.first == at.index);
+  Ring<2> ring;
+  std::uint32_t parity = 0;
+#pragma unroll 1
+  for (int j = at.first; j < at.index; ++j) {
+    const int stage = __shfl_sync(~0u, ring.stage, 0);
+    ring.advance();
+    parity ^= 1;
+    weight(stage);
+    score(__shfl_sync(~0u, ring.stage, 0), ring.parity);
+    products_wait<1>(p);
     pin_all(sum);
-    warp_arrive(&s.k_empty);
+    warp_arrive(&s.k_empty[stage]);
+    score_gradient(parity);
+    probabilities(j + 1 == at.index);
   }
+  weight(__shfl_sync(~0u, ring.stage, 0));
+  products_wait<0>(p);
+  pin_all(sum);
   if (me == 1 && head == at.head[0]) return;
   const float factor[2] = {a.scale, a.scale};
   write_head(sum, factor, a.dq + at.chunk.first_token * a.dq_stride + static_cast<std::int64_t>(head) * a.dim, a.dq_stride, at.chunk.rows,
@@ -272,10 +334,12 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_queries_kernel
   if (at.chunk.kind != GdnChunk::kTokens) return;
   if (threadIdx.x == 0) {
     barrier_init(&s.q_full, 1);
-    barrier_init(&s.k_full, 1);
     barrier_init(&s.v_full, 1);
-    barrier_init(&s.k_empty, 8 * kWarpArrivals);
     barrier_init(&s.v_empty, 8 * kWarpArrivals);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(&s.k_full[i], 1);
+      barrier_init(&s.k_empty[i], 8 * kWarpArrivals);
+    }
     barrier_init_fence();
   }
   __syncthreads();

@@ -11,8 +11,8 @@ namespace gdn::kernels {
 inline constexpr int kAttentionThreads = 3 * kWarpgroup; // two warpgroups of math, one that loads
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-inline CUtensorMap head_map(const char* name, const Matrix& m, int dim) {
-  return make_tile_map({name, m.data, m.rows, m.cols / dim, dim, m.stride, dim});
+inline CUtensorMap head_map(const char* name, const Matrix& m, int dim, int rows = 64) {
+  return make_box_map({name, m.data, m.rows, m.cols / dim, dim, m.stride, dim}, rows, DType::BF16);
 }
 
 inline void check_attention(const AttentionShape& s, const char* kernel) {
@@ -30,14 +30,14 @@ __device__ __forceinline__ void scores(float (&d)[32], std::uint32_t a, std::uin
                                                       b + k / 4 * kNextTile + step_offset<Contract::kAlongRow>(k % 4), k > 0);
 }
 
-// d += p b: p 64 x 64 in registers, b 64 rows of the head's columns.
+// d += p b over half of the 64 rows of b, which are columns of p, in registers.
 template <int kTiles>
-__device__ __forceinline__ void weighted_rows(float (&d)[kTiles / 2][64], const std::uint32_t (&p)[16], std::uint32_t b) {
+__device__ __forceinline__ void weighted_rows(float (&d)[kTiles / 2][64], const std::uint32_t (&p)[16], std::uint32_t b, int half) {
 #pragma unroll
-  for (int half = 0; half < kTiles / 2; ++half)
+  for (int columns = 0; columns < kTiles / 2; ++columns)
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      product<Contract::kAcrossRows>(d[half], &p[4 * k], b + 2 * half * kNextTile + step_offset<Contract::kAcrossRows>(k));
+    for (int k = 2 * half; k < 2 * half + 2; ++k)
+      product<Contract::kAcrossRows>(d[columns], &p[4 * k], b + 2 * columns * kNextTile + step_offset<Contract::kAcrossRows>(k));
 }
 
 template <int kHalves>
@@ -72,9 +72,9 @@ __device__ __forceinline__ void write_head(const float (&d)[kHalves][64], const 
     }
 }
 
-// One tile of a head into shared memory.
-template <int kTiles>
-__device__ __forceinline__ void load_head(char (*dst)[kTileBytes], const CUtensorMap* map, std::uint64_t* bar, int head, int token) {
+// One tile of a head into shared memory: the rows of the map's boxes.
+template <int kTiles, int kBytes>
+__device__ __forceinline__ void load_head(char (*dst)[kBytes], const CUtensorMap* map, std::uint64_t* bar, int head, int token) {
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) load_box(dst[i], map, bar, 64 * i, head, token);
 }

@@ -22,12 +22,12 @@ inline constexpr int kTileBytes = 8192;
 
 // Operand descriptors. Their upper word is the same for all tiles: 1024 bytes between groups of
 // eight rows, 128-byte swizzle. The lower word holds the address and, for kAcrossRows with 128
-// columns, the distance to the tile with columns 64..127, which must be the next one. Adding bytes
-// >> 4 moves it.
+// columns, the distance to the tile with columns 64..127, which is the next one unless told. Adding
+// bytes >> 4 moves it.
 inline constexpr std::uint32_t kDescriptorHigh = 1024u >> 4 | 1u << 30;
 
-__device__ __forceinline__ std::uint32_t descriptor(std::uint32_t address) {
-  return address >> 4 | (kTileBytes >> 4) << 16;
+__device__ __forceinline__ std::uint32_t descriptor(std::uint32_t address, int next_tile = kTileBytes) {
+  return address >> 4 | (next_tile >> 4) << 16;
 }
 // Distance from the descriptor of a tile to its 16-deep step `step`.
 template <Contract kContract>
@@ -140,6 +140,32 @@ __device__ __forceinline__ void product(float (&d)[32], std::uint32_t a, std::ui
                  "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
                  "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]),
                  "+f"(d[31])
+               : "r"(a), "r"(b), "r"(accumulate), "n"(static_cast<int>(kA)),
+                 "n"(static_cast<int>(kB)), "n"(kDescriptorHigh));
+}
+
+// d[64 x 96] (+)= a b with both operands in shared memory.
+template <Contract kA, Contract kB>
+__device__ __forceinline__ void product(float (&d)[48], std::uint32_t a, std::uint32_t b, int accumulate = 1) {
+  asm volatile("{\n"
+               ".reg .pred p;\n"
+               ".reg .b64 left, right;\n"
+               "setp.ne.b32 p, %50, 0;\n"
+               "mov.b64 left, {%48, %53};\n"
+               "mov.b64 right, {%49, %53};\n"
+               "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
+               "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+               "left, right, p, 1, 1, %51, %52;\n"
+               "}\n"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+                 "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+                 "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+                 "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+                 "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+                 "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+                 "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
                : "r"(a), "r"(b), "r"(accumulate), "n"(static_cast<int>(kA)),
                  "n"(static_cast<int>(kB)), "n"(kDescriptorHigh));
 }
