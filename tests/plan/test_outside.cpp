@@ -45,6 +45,19 @@ TEST_CASE("one GPU has no communicator") {
   CHECK(c.bytes("context") == kGiB);
 }
 
+TEST_CASE("a provider's own row stands in place of anyone's of the same name") {
+  const config::Hardware h200 = config::Profiles().hardware("h200");
+  auto context = [&](const char* provider) {
+    Bytes sum = 0;
+    for (const config::ReserveRow& row : h200.reserve_of(provider))
+      if (row.name == "context") sum += row.bytes;
+    return sum;
+  };
+  CHECK(context("upstream") == kGiB);
+  CHECK(context("cpu") == kGiB);
+  CHECK(context("own") == Bytes{553} * 1024 * 1024); // the median of 1,190 swept settings
+}
+
 TEST_CASE("each group of the layout with its ranks: rings by channels, pairwise exchange by channels and peers") {
   const Case c("qwen3.5-35b-a3b", {{"gpus", "32"}, {"tensor_model_parallel_size", "2"}, {"sequence_parallel", "true"}, {"context_parallel_size", "2"},
                                    {"pipeline_model_parallel_size", "2"}, {"expert_model_parallel_size", "4"}, {"expert_tensor_parallel_size", "2"}});
