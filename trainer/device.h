@@ -1,6 +1,7 @@
 #pragma once
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,14 @@ struct AdamWUpdate {
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
   std::int64_t step = 1;        // 1-based
   double gradient_scale = 1;    // clipping
+};
+
+// What a pass launched, to be launched again as a whole.
+class Recording {
+public:
+  virtual ~Recording() = default;
+  // The same ops on the context's data: sequences of the same lengths, whoever they belong to. Does not wait.
+  virtual void replay(const StepContext& context) = 0;
 };
 
 // What runs the ops and owns the memory they run on. Everything above it is the same on every device.
@@ -67,6 +76,10 @@ public:
     run(call);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
+  // Whether it can record passes, and a pass recorded: `pass` runs ops on the context's data (it is called twice, executed
+  // once, and may neither allocate nor wait), in place of begin_step and running it. What the ops work on must stay where it is.
+  virtual bool records() const { return false; }
+  virtual std::unique_ptr<Recording> record(const StepContext&, const std::function<void()>&) { return nullptr; }
   // Whether run() returns before the op is done: timing every op then slows a step down.
   virtual bool asynchronous() const { return false; }
   // For who compares devices: fills the call's host table (op_call.h) of an op that has just run, where the device keeps

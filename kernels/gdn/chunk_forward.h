@@ -32,8 +32,11 @@ struct GdnChunkForwardParams {
   const float* initial_state =
       nullptr; // [sequences, value_heads, key_dim, value_dim] or null (zero)
 
+  // [sequences]: both states are pools, and sequence i's are entry state_slots[i]; null: entry i.
+  const std::int32_t* state_slots = nullptr;
+
   Bf16* o = nullptr;            // [tokens, value_heads, value_dim], contiguous
-  float* final_state = nullptr; // as initial_state, or null
+  float* final_state = nullptr; // as initial_state (it may be the same memory), or null
   Bf16* n = nullptr;       // [tokens, value_heads, 64], for the backward: row i of a chunk holds
                            // N_ij, where T = (I + stril(B K K^T) * Lambda)^-1 = I - B N
   float* g_cum = nullptr;  // [tokens, value_heads], prefix sums of g inside each chunk, or null

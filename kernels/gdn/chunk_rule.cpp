@@ -76,6 +76,7 @@ void gdn_chunk_forward(const GdnChunkForwardParams& p, const LaunchContext& cont
   a.o = p.o;
   a.state_in = p.initial_state;
   a.state_out = p.final_state;
+  a.state_slots = p.state_slots;
   if (is_wide(p.shape)) return launch_wide_forward(a, context);
   launch_prepare(a, context);
   launch_forward_scan(a, context);

@@ -20,7 +20,7 @@ struct GdnDecodeBatch {
   const std::int32_t* slots = nullptr;     // [requests], all different; negative: nobody, outputs are zero
 };
 
-// y = SiLU(bias + causal depthwise convolution of width 4), continuing from the pool. Rows at strides in
+// y = SiLU(bias + causal depthwise convolution of width 4), or without SiLU, continuing from the pool. Rows at strides in
 // elements; channels contiguous and even in number; the pools on 16-byte boundaries.
 struct GdnDecodeConvParams {
   GdnDecodeBatch batch;
@@ -33,6 +33,9 @@ struct GdnDecodeConvParams {
   Bf16* y = nullptr;            // [tokens, channels]
   std::int64_t y_stride = 0;
   Bf16* token_state = nullptr; // [tokens, channels, 4], the state after every token, or null
+  bool silu = true;
+  // Channels of a slot in the pool and of a token in token_state, where these channels are some of them; 0: no others.
+  std::int64_t state_channels = 0;
 };
 void gdn_decode_conv(const GdnDecodeConvParams& params, const LaunchContext& context);
 
@@ -59,6 +62,8 @@ struct GdnDecodeRuleParams {
   float* state = nullptr;       // [slots, value_heads, key_dim, value_dim]
   Bf16* o = nullptr;            // [tokens, value_heads, value_dim], contiguous
   float* token_state = nullptr; // [tokens, value_heads, key_dim, value_dim], after every token, or null
+  // [tokens, value_heads]: gates that an op before has made. Then the four gate inputs above are not read.
+  const float *g = nullptr, *beta = nullptr;
 };
 void gdn_decode_rule(const GdnDecodeRuleParams& params, const LaunchContext& context);
 

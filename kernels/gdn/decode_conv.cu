@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
 
   const Bf16* const x = p.x + channel;
   alignas(16) Window window;
-  Bf16* const state = p.state + (at.slot * p.channels + channel) * kDecodeTaps;
+  Bf16* const state = p.state + (at.slot * p.state_channels + channel) * kDecodeTaps;
   if (leads) {
     window = Window::load(state);
   } else {
@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int tap = 0; tap < kDecodeTaps; ++tap)
         sum += RowVector<4>::widen(taps.x[c][tap]) * RowVector<4>::widen(window.x[c][tap]);
-      p.y[t * p.y_stride + channel + c].bits = RowVector<4>::narrow(sum * sigmoid(sum));
+      p.y[t * p.y_stride + channel + c].bits = RowVector<4>::narrow(p.silu ? sum * sigmoid(sum) : sum);
     }
     if (p.token_state != nullptr)
-      window.store(p.token_state + (t * p.channels + channel) * kDecodeTaps);
+      window.store(p.token_state + (t * p.state_channels + channel) * kDecodeTaps);
   }
   if (!leads) return;
   if (end < at.end)
@@ -81,12 +81,14 @@ bool on_16_bytes(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 1
 
 } // namespace
 
-void gdn_decode_conv(const GdnDecodeConvParams& p, const LaunchContext& context) {
-  if (p.channels < 2 || p.channels % 2 != 0 || p.batch.tokens < 0 || p.batch.requests < 0 ||
+void gdn_decode_conv(const GdnDecodeConvParams& given, const LaunchContext& context) {
+  GdnDecodeConvParams p = given;
+  if (p.state_channels == 0) p.state_channels = p.channels;
+  if (p.state_channels < p.channels || p.state_channels % 2 != 0 || p.channels < 2 || p.channels % 2 != 0 || p.batch.tokens < 0 || p.batch.requests < 0 ||
       (p.batch.cu_tokens == nullptr && p.batch.tokens != p.batch.requests) ||
       !on_16_bytes(p.state) || !on_16_bytes(p.weight) || !on_16_bytes(p.token_state))
     refuse("gdn_decode_conv",
-           {{"channels", p.channels}, {"tokens", p.batch.tokens}, {"requests", p.batch.requests}},
+           {{"channels", p.channels}, {"of a slot", p.state_channels}, {"tokens", p.batch.tokens}, {"requests", p.batch.requests}},
            "channels even, one token a request without offsets, state and weight on 16 bytes");
   const std::int64_t threads = p.batch.tokens * (p.channels / 2);
   if (threads == 0) return;

@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(kThreads, kRows <= 16 ? 3 : 2)
   const Bf16* const q_row = p.q.data + key_head * p.q.head_stride + first_row;
   const Bf16* const k_row = p.k.data + key_head * p.k.head_stride + first_row;
   const Bf16* const v_row = p.v.data + head * p.v.head_stride + column;
-  const float rate = -expf(p.a_log[head]), dt_bias = p.dt_bias[head];
+  const bool made = p.g != nullptr; // the gates
+  const float rate = made ? 0.0f : -expf(p.a_log[head]), dt_bias = made ? 0.0f : p.dt_bias[head];
   for (std::int64_t t = at.first; t < at.end; ++t) {
     RawVector<4> q[kRows / 4], k[kRows / 4]; // widened where used: registers are for the state
 #pragma unroll
@@ -77,9 +78,15 @@ __global__ void __launch_bounds__(kThreads, kRows <= 16 ? 3 : 2)
       k[i] = there ? RawVector<4>::load(k_row + t * p.k.token_stride + 4 * i, true) : RawVector<4>::zero();
     }
     const auto v = inside ? RowVector<4>::load(v_row + t * p.v.token_stride, true) : RowVector<4>::zero();
-    const float g = rate * softplus(RowVector<4>::widen(p.alpha[t * p.alpha_stride + head].bits) + dt_bias);
-    const float logit = RowVector<4>::widen(p.beta_logits[t * p.beta_stride + head].bits);
-    const float decay = expf(g), beta = (p.double_beta ? 2.0f : 1.0f) * sigmoid(logit);
+    float g, beta;
+    if (made) {
+      g = p.g[t * p.value_heads + head];
+      beta = p.beta[t * p.value_heads + head];
+    } else {
+      g = rate * softplus(RowVector<4>::widen(p.alpha[t * p.alpha_stride + head].bits) + dt_bias);
+      beta = (p.double_beta ? 2.0f : 1.0f) * sigmoid(RowVector<4>::widen(p.beta_logits[t * p.beta_stride + head].bits));
+    }
+    const float decay = expf(g);
 
     float sk[4] = {0, 0, 0, 0}, sq[4] = {0, 0, 0, 0}, qq = 0, kk = 0, kq = 0;
 #pragma unroll
@@ -123,12 +130,12 @@ void gdn_decode_rule(const GdnDecodeRuleParams& p, const LaunchContext& context)
                      p.key_dim % 8 == 0 && p.key_dim <= 256 && p.value_dim > 0 && p.value_dim % 8 == 0;
   const bool batch = p.batch.requests >= 0 && (p.batch.cu_tokens != nullptr || p.batch.tokens == p.batch.requests);
   if (!sizes || !batch || !in_fours(p.q) || !in_fours(p.k) || !in_fours(p.v) || !aligned(p.o, 8) ||
-      !aligned(p.state, 16) || !aligned(p.token_state, 16))
+      !aligned(p.state, 16) || !aligned(p.token_state, 16) || (p.g == nullptr) != (p.beta == nullptr))
     refuse("gdn_decode_rule",
            {{"key_heads", p.key_heads}, {"value_heads", p.value_heads}, {"key_dim", p.key_dim},
             {"value_dim", p.value_dim}, {"requests", p.batch.requests}, {"tokens", p.batch.tokens}},
            "whole groups of value heads, widths in eights, keys to 256, one token a request without offsets, "
-           "strides in fours, rows on 8 and states on 16 bytes");
+           "strides in fours, rows on 8 and states on 16 bytes, both gates or none");
   const int slices = (p.value_dim + kColumns - 1) / kColumns;
   const std::int64_t items = p.batch.requests * p.value_heads * slices;
   if (items == 0) return;

@@ -89,29 +89,6 @@ __device__ void advance(const Shared& s, Shared& mine, float (&state)[kRows][kCo
     for (int j = 0; j < kCols; ++j) state[i][j] += s.token.k[row + i] * u[j];
 }
 
-template <int kCols>
-__global__ void __launch_bounds__(kThreads) gdn2_forward_kernel(const __grid_constant__ Gdn2 p, Matrix o) {
-  __shared__ Shared s;
-  const Place at(p);
-  const int row = threadIdx.x / 32 * kRows, lane = threadIdx.x % 32;
-  float state[kRows][kCols] = {};
-  for (std::int64_t t = at.first_token; t < at.first_token + at.tokens; ++t) {
-    load_token(p, at, s, t, {});
-    float u[kCols], read[kCols] = {};
-    advance<kCols>(s, s, state, u);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i)
-#pragma unroll
-      for (int j = 0; j < kCols; ++j) read[j] += s.token.q[row + i] * state[i][j];
-    column_totals(s, 1, read);
-    if (threadIdx.x < 32) {
-#pragma unroll
-      for (int j = 0; j < kCols; ++j)
-        if (const int c = lane + 32 * j; c < p.shape.value_dim) store_value(o, t, std::int64_t{at.head} * p.shape.value_dim + c, p.scale * read[j]);
-    }
-  }
-}
-
 // States as [dk, dv] in memory.
 template <int kCols>
 __device__ void store_state(const Gdn2& p, const float (&state)[kRows][kCols], float* to) {
@@ -130,6 +107,34 @@ __device__ void load_state(const Gdn2& p, float (&state)[kRows][kCols], const fl
 #pragma unroll
     for (int j = 0; j < kCols; ++j)
       state[i][j] = row + i < p.shape.key_dim && lane + 32 * j < p.shape.value_dim ? from[(row + i) * p.shape.value_dim + lane + 32 * j] : 0.0f;
+}
+
+template <int kCols>
+__global__ void __launch_bounds__(kThreads) gdn2_forward_kernel(const __grid_constant__ Gdn2 p, Matrix o) {
+  __shared__ Shared s;
+  const Place at(p);
+  const int row = threadIdx.x / 32 * kRows, lane = threadIdx.x % 32;
+  const std::int64_t size = std::int64_t{p.shape.key_dim} * p.shape.value_dim;
+  float* const kept = p.state ? p.state + (std::int64_t{p.slots[at.sequence]} * p.shape.value_heads + at.head) * size : nullptr;
+  float state[kRows][kCols] = {};
+  if (kept) load_state<kCols>(p, state, kept);
+  for (std::int64_t t = at.first_token; t < at.first_token + at.tokens; ++t) {
+    load_token(p, at, s, t, {});
+    float u[kCols], read[kCols] = {};
+    advance<kCols>(s, s, state, u);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+#pragma unroll
+      for (int j = 0; j < kCols; ++j) read[j] += s.token.q[row + i] * state[i][j];
+    column_totals(s, 1, read);
+    if (threadIdx.x < 32) {
+#pragma unroll
+      for (int j = 0; j < kCols; ++j)
+        if (const int c = lane + 32 * j; c < p.shape.value_dim) store_value(o, t, std::int64_t{at.head} * p.shape.value_dim + c, p.scale * read[j]);
+    }
+    if (p.token_state) store_state<kCols>(p, state, p.token_state + (t * p.shape.value_heads + at.head) * size);
+  }
+  if (kept) store_state<kCols>(p, state, kept);
 }
 
 // parts [T, Hv, 4, dk]: gradients of q, k, b, g by value head.

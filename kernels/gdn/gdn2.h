@@ -14,6 +14,11 @@ struct Gdn2 {
   GdnChunkTable table = {};
   float scale = 1.0f;
   Matrix q = {}, k = {}, v = {}, g = {}, b = {}, w = {};
+  // Decoding (forward): sequence i continues from entry slots[i] of a pool [slots, Hv, dk, dv], which then holds its new
+  // state; null: from zero. Optional: the states after every token, [T, Hv, dk, dv].
+  float* state = nullptr;
+  const std::int32_t* slots = nullptr;
+  float* token_state = nullptr;
 };
 void gdn2_forward(const Gdn2& rule, const Matrix& o, const LaunchContext& context);
 

@@ -42,6 +42,7 @@ struct RuleArgs {
   Bf16* o;               // [tokens, value_heads, value_dim]
   const float* state_in; // initial state, or gradient of the final state; may be null
   float* state_out;      // final state, or gradient of the initial state; may be null
+  const std::int32_t* state_slots; // [sequences], where in both (forward); null: by sequence
   // gradients
   Bf16 *dq, *dk;     // [tokens, key_heads, key_dim]
   Bf16* dv;          // [tokens, value_heads, value_dim]

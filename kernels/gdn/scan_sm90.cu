@@ -117,9 +117,8 @@ __device__ void compute(const RuleArgs& a, typename Layout<kScan, kGroups>::Shar
   const Lane at;
   const int me = threadIdx.x / kWarpgroup; // math warpgroup
   const int tile = item.first_tile + me;
-  const std::int64_t state_at =
-      (static_cast<std::int64_t>(item.sequence) * a.value_heads + item.head) * a.key_dim *
-      a.value_dim;
+  const std::int64_t entry = a.state_slots == nullptr ? item.sequence : a.state_slots[item.sequence];
+  const std::int64_t state_at = (entry * a.value_heads + item.head) * a.key_dim * a.value_dim;
   const std::uint32_t tiles = descriptor(smem_address(s.tiles));
   const std::uint32_t base = kept(smem_address(&s));
 

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(kThreads)
   Shared& s = *reinterpret_cast<Shared*>(raw);
   const Place at(a);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, first_row = warp * kRows;
-  const std::int64_t state_at =
-      (static_cast<std::int64_t>(at.sequence) * a.value_heads + at.head) * a.key_dim * a.value_dim;
+  const std::int64_t entry = a.state_slots == nullptr ? at.sequence : a.state_slots[at.sequence];
+  const std::int64_t state_at = (entry * a.value_heads + at.head) * a.key_dim * a.value_dim;
   float state[kRows] = {};
   if (a.state_in != nullptr)
     each_state_element(a, at, [&](int i, std::int64_t e) { state[i] = a.state_in[state_at + e]; });

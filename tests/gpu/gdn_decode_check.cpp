@@ -123,12 +123,15 @@ void check_conv(const Shape& s) {
   const auto bias = random_values<Bf16>(channels, 3, 0.3);
   const auto state = random_values<Bf16>(batch.pool * channels * 4, 4);
   DeviceArray<Bf16> dx(x), dweight(weight), dbias(bias), dstate(state), y(n * channels), token_state(n * channels * 4);
-  auto launch = [&](const kernels::LaunchContext& context) {
-    kernels::gdn_decode_conv({batch.view, std::int64_t(channels), dx.get(), std::int64_t(width), dweight.get(),
-                              s.bias ? dbias.get() : nullptr, dstate.get(), y.get(), std::int64_t(channels),
-                              s.per_token ? token_state.get() : nullptr},
-                             context);
+  // Channels first .. first + count; whole: as if there were no others.
+  auto part = [&](std::size_t first, std::size_t count, bool whole, const kernels::LaunchContext& context) {
+    kernels::GdnDecodeConvParams p{batch.view, std::int64_t(count), dx.get() + first, std::int64_t(width), dweight.get() + 4 * first,
+                                   s.bias ? dbias.get() + first : nullptr, dstate.get() + 4 * first, y.get() + first, std::int64_t(channels),
+                                   s.per_token ? token_state.get() + 4 * first : nullptr};
+    if (!whole) p.state_channels = std::int64_t(channels);
+    kernels::gdn_decode_conv(p, context);
   };
+  auto launch = [&](const kernels::LaunchContext& context) { part(0, channels, true, context); };
   Doubles want_state(state.size()), want_y(n * channels, 0), want_tokens;
   for (std::size_t i = 0; i < state.size(); ++i) want_state[i] = value(state[i]);
   std::vector<bool> used(batch.pool, false);
@@ -164,6 +167,15 @@ void check_conv(const Shape& s) {
   for (int step = 0; step < kSteps; ++step) launch({});
   GDN_CUDA(cudaDeviceSynchronize());
   expect(same_bits(after, dstate.download()), "replay equal to launches");
+  const auto y_whole = y.download(), tokens_whole = token_state.download();
+  dstate.upload(state);
+  const std::size_t values = std::size_t(s.value_heads) * s.value_dim;
+  for (int step = 0; step < kSteps; ++step) {
+    part(0, channels - values, false, {});
+    part(channels - values, values, false, {});
+  }
+  GDN_CUDA(cudaDeviceSynchronize());
+  expect(same_bits(after, dstate.download()) && same_bits(y_whole, y.download()) && same_bits(tokens_whole, token_state.download()), "sections equal to the whole");
   expect(y.guard_intact() && dstate.guard_intact() && token_state.guard_intact(), "guards");
 }
 
@@ -271,6 +283,27 @@ void check_rule(const Shape& s) {
   for (int step = 0; step < kSteps; ++step) launch({});
   GDN_CUDA(cudaDeviceSynchronize());
   expect(same_bits(after, dstate.download()), "replay equal to launches");
+
+  std::vector<float> g(n * hv), beta(n * hv); // made before, as the ops of a layer do
+  for (std::size_t i = 0; i < g.size(); ++i) {
+    const Bf16* const gates = &d.rows[i / hv * d.width + d.channels];
+    g[i] = float(-std::exp(double(d.a_log[i % hv])) * softplus(value(gates[hv + i % hv]) + d.dt_bias[i % hv]));
+    beta[i] = float((s.double_beta ? 2 : 1) * sigmoid(value(gates[i % hv])));
+  }
+  DeviceArray<float> dg(g), dbeta(beta);
+  auto p = rule_params(s, d, batch.view, rows.get(), nullptr, nullptr, float(scale), dstate.get(), o.get(), s.per_token ? token_state.get() : nullptr);
+  p.alpha = p.beta_logits = nullptr;
+  p.g = dg.get();
+  p.beta = dbeta.get();
+  dstate.upload(state);
+  for (int step = 0; step < kSteps; ++step) kernels::gdn_decode_rule(p, {});
+  GDN_CUDA(cudaDeviceSynchronize());
+  const auto after_made = dstate.download();
+  got_state.clear();
+  for (int i = 0; i < batch.pool; ++i)
+    if (used[i]) got_state.insert(got_state.end(), after_made.begin() + i * size, after_made.begin() + (i + 1) * size);
+  compare("gates made: o", o.download(), want_o, kBf16Limit);
+  compare("state", got_state, want_state, kFp32Limit);
   expect(o.guard_intact() && dstate.guard_intact() && token_state.guard_intact(), "guards");
 }
 
@@ -358,6 +391,14 @@ void check_prefill() {
   p.n = n_saved.get();
   kernels::gdn_chunk_forward(p, context);
   kernels::gdn_move_states({pool.get(), dense.get(), batch.device_slots.get(), 2, std::int64_t(size), true}, context);
+  const auto moved = pool.download();
+  const auto o_moved = o.download();
+  DeviceArray<float> direct(state); // the same without moving
+  p.initial_state = p.final_state = direct.get();
+  p.state_slots = batch.device_slots.get();
+  kernels::gdn_chunk_forward(p, context);
+  GDN_CUDA(cudaDeviceSynchronize());
+  expect(same_bits(moved, direct.download()) && same_bits(o_moved, o.download()), "states in the pool equal to moved ones");
   auto decode = rule_params(s, d, batch.view, rows.get() + n * d.width, a_log.get(), dt_bias.get(), scale, pool.get(), o_token.get(), nullptr);
   kernels::gdn_decode_rule(decode, context);
   Doubles S(state.begin(), state.end()), want_o(2 * hv * D);

@@ -2,6 +2,7 @@
 #include "kernels/common/elementwise.h"
 #include "kernels/norm/head_norm.h"
 #include "trainer/cuda/context.h"
+#include "trainer/cuda/states.h"
 
 namespace gdn::trainer::cuda {
 
@@ -100,6 +101,7 @@ Gradient rows(const OpCall& c, const GradView& g, Engine& e) { return gradient(w
 
 void core_forward(const OpCall& c, Engine& e) {
   if (!c.op().collectives.empty()) return gathered_attention_forward(c, e);
+  if (c.batch().states) return attention_states(c, e);
   kernels::attention_forward({shape_of(c, e), rows(c, c.in(0), e), rows(c, c.in(1), e), rows(c, c.in(2), e), rows(c, c.out(0), e),
                               data<float>(c.out(1))}, e.launch());
 }

@@ -14,47 +14,15 @@
 #include "kernels/common/memory.h"
 #include "kernels/common/reduce.h"
 #include "kernels/describe/own.h"
-#include "kernels/gdn/chunk_table.h"
 #include "kernels/gemm/grouped_gemm.h"
 #include "kernels/optimizer/adamw.h"
-#include "trainer/comm/ranks.h"
 #include "trainer/cuda/gpus.h"
 #include "trainer/cuda/ops.h"
+#include "trainer/cuda/recording.h"
 
 namespace gdn::trainer {
 
 namespace {
-
-// One allocation that grows between steps, never inside one.
-class Buffer {
-public:
-  Buffer() = default;
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer() { GDN_CUDA_NOTHROW(cudaFree(data_)); }
-  std::byte* data() const { return data_; }
-  void reserve(Bytes bytes) {
-    if (bytes <= bytes_) return;
-    GDN_CUDA(cudaFree(std::exchange(data_, nullptr)));
-    bytes_ = 0;
-    data_ = kernels::allocate(bytes, "the ids and tables of a step");
-    bytes_ = bytes;
-  }
-
-private:
-  std::byte* data_ = nullptr;
-  Bytes bytes_ = 0;
-};
-
-// Parts of a buffer, one after the other, 256-byte aligned.
-class Parts {
-public:
-  Bytes add(Bytes bytes) { return std::exchange(end_, end_ + round_up(bytes, 256)); }
-  Bytes end() const { return end_; }
-
-private:
-  Bytes end_ = 0;
-};
 
 // A reason why an op of a kind that can run cannot run with these attributes or parameters.
 std::string refusal(const model::Op& op) {
@@ -108,7 +76,8 @@ struct CudaDevice::State {
   std::string name;
   Bytes memory = 0;
   cuda::Engine engine;
-  Buffer fixed, step; // totals, tables and partial sums; the data of a step's micro-batches
+  cuda::Buffer fixed;  // totals, tables and partial sums
+  cuda::StepData step;
   double* squares = nullptr; // [kSquareParts + 1]
   kernels::Fingerprint* compared = nullptr; // results of comparisons
   cudaEvent_t before = nullptr, after = nullptr;
@@ -136,7 +105,7 @@ CudaDevice::CudaDevice() {
   GDN_CUDA(cudaStreamCreateWithFlags(&s.engine.stream, cudaStreamNonBlocking));
   GDN_CUDA(cudaEventCreate(&s.before));
   GDN_CUDA(cudaEventCreate(&s.after));
-  Parts parts;
+  cuda::Parts parts;
   const Bytes sums = parts.add(cuda::DeviceTotals::kSums * 8), load = parts.add(kernels::kMaxExperts * 8),
               squares = parts.add((kernels::kSquareParts + 1) * 8), compared = parts.add(sizeof(kernels::Fingerprint)), tables = parts.add(cuda::Engine::kTables * cuda::Engine::kTableSize * 4);
   s.fixed.reserve(parts.end());
@@ -215,65 +184,11 @@ std::unique_ptr<World> CudaDevice::connect(World& host) {
   return cuda::connect_gpus(host, state_->engine.stream, state_->engine.sm_count);
 }
 
-// Ids, labels, positions and the tables of chunks of every micro-batch, in one copy.
 void CudaDevice::begin_step(const StepContext& context) {
   State& s = *state_;
-  struct Offsets {
-    Bytes ids, labels, positions, sequences, local, local_positions, table;
-  };
-  Parts parts;
-  std::vector<Offsets> at;
-  for (const MicroBatch& b : context.micro_batches) {
-    const auto tokens = static_cast<Bytes>(b.ids.size()), sequences = static_cast<Bytes>(b.sequences.size()) - 1;
-    Offsets o;
-    o.ids = parts.add(tokens * 8);
-    o.labels = parts.add(tokens * 8);
-    o.positions = parts.add(tokens * 4);
-    o.sequences = parts.add((sequences + 1) * 8);
-    const Bytes local = b.shards ? static_cast<Bytes>(b.shards->positions.size()) * 4 : 0;
-    o.local = parts.add(local);
-    o.local_positions = parts.add(local);
-    at.push_back(o);
-  }
-  const Bytes copied = parts.end();
-  for (size_t i = 0; i < at.size(); ++i)
-    at[i].table = parts.add(kernels::gdn_chunk_table_bytes(static_cast<std::int64_t>(context.micro_batches[i].ids.size()),
-                                                           static_cast<std::int64_t>(context.micro_batches[i].sequences.size()) - 1));
-  s.step.reserve(parts.end());
-
-  std::vector<std::byte> host(static_cast<size_t>(copied));
-  for (size_t i = 0; i < at.size(); ++i) {
-    const MicroBatch& b = context.micro_batches[i];
-    std::memcpy(host.data() + at[i].ids, b.ids.data(), b.ids.size_bytes());
-    std::memcpy(host.data() + at[i].labels, b.labels.data(), b.labels.size_bytes());
-    std::memcpy(host.data() + at[i].sequences, b.sequences.data(), b.sequences.size_bytes());
-    auto* positions = reinterpret_cast<std::int32_t*>(host.data() + at[i].positions);
-    for (size_t q = 0; q + 1 < b.sequences.size(); ++q)
-      for (std::int64_t t = b.sequences[q]; t < b.sequences[q + 1]; ++t) positions[t] = static_cast<std::int32_t>(t - b.sequences[q]);
-    if (!b.shards) continue;
-    const std::vector<std::int64_t>& mine = b.shards->tokens[static_cast<size_t>(context.ranks->place().cp)];
-    std::copy(mine.begin(), mine.end(), reinterpret_cast<std::int32_t*>(host.data() + at[i].local));
-    std::copy(b.shards->positions.begin(), b.shards->positions.end(), reinterpret_cast<std::int32_t*>(host.data() + at[i].local_positions));
-  }
-  to_device(s.step.data(), host.data(), copied);
-
-  std::byte* base = s.step.data();
-  s.engine.batches.clear();
-  for (size_t i = 0; i < at.size(); ++i) {
-    const MicroBatch& b = context.micro_batches[i];
-    cuda::DeviceBatch d;
-    d.tokens = static_cast<std::int64_t>(b.ids.size());
-    d.sequences = static_cast<std::int64_t>(b.sequences.size()) - 1;
-    d.ids = reinterpret_cast<const std::int64_t*>(base + at[i].ids);
-    d.labels = reinterpret_cast<const std::int64_t*>(base + at[i].labels);
-    d.positions = reinterpret_cast<const std::int32_t*>(base + at[i].positions);
-    d.local = b.shards ? static_cast<std::int64_t>(b.shards->positions.size()) : d.tokens;
-    d.local_tokens = b.shards ? reinterpret_cast<const std::int32_t*>(base + at[i].local) : nullptr;
-    d.local_positions = b.shards ? reinterpret_cast<const std::int32_t*>(base + at[i].local_positions) : d.positions;
-    d.table = kernels::gdn_chunk_table_at(base + at[i].table, d.tokens, d.sequences);
-    kernels::gdn_chunk_table({base + at[i].sequences, true, d.tokens, d.sequences, d.table}, s.engine.launch());
-    s.engine.batches.push_back(d);
-  }
+  s.step.bring(context, s.engine);
+  synchronise(); // exchanges on other streams find it too
+  s.engine.batches = s.step.batches();
   fill(reinterpret_cast<std::byte*>(s.engine.totals.sums), cuda::DeviceTotals::kSums * 8, 0);
   fill(reinterpret_cast<std::byte*>(s.engine.totals.load), kernels::kMaxExperts * 8, 0);
   s.engine.experts_seen = 0;
@@ -303,6 +218,10 @@ void CudaDevice::check_runs(const model::Op& op) const {
 void CudaDevice::run(const OpCall& call) {
   const cuda::OpFunctions& f = cuda::functions_of(call.op().kind);
   (call.step() < 0 ? f.forward : f.backward)(call, state_->engine);
+}
+
+std::unique_ptr<Recording> CudaDevice::record(const StepContext& context, const std::function<void()>& pass) {
+  return std::make_unique<cuda::GraphRecording>(context, pass, state_->engine);
 }
 
 Seconds CudaDevice::run_timed(const OpCall& call) {

@@ -39,6 +39,8 @@ public:
   void end_step(const StepContext& context) override;
   void run(const OpCall& call) override;
   Seconds run_timed(const OpCall& call) override;
+  bool records() const override { return true; }
+  std::unique_ptr<Recording> record(const StepContext& context, const std::function<void()>& pass) override; // a CUDA graph
   bool asynchronous() const override { return true; }
   void fetch_host_table(const OpCall& call) override;
   bool rule_keeps_n() const override { return true; }

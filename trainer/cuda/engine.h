@@ -19,7 +19,10 @@ struct DeviceBatch {
   // The tokens that this rank holds under context parallelism, else all of them.
   std::int64_t local = 0;
   const std::int32_t* local_tokens = nullptr;           // [local], in the micro-batch; null: all
-  const std::int32_t* local_positions = nullptr;        // [local], in their sequences
+  const std::int32_t* local_positions = nullptr;        // [local], in their sequences; decoding: in their requests
+  // Decoding, else null: the slots of the sequences' requests, by sequence and by token.
+  const std::int32_t *slots = nullptr, *token_slots = nullptr;
+  const std::int32_t* cu_tokens = nullptr;              // [sequences + 1], offsets of the sequences
 };
 
 // Sums of a step, as StepTotals.

@@ -6,11 +6,13 @@
 #include "kernels/gdn/chunk_backward.h"
 #include "kernels/gdn/chunk_forward.h"
 #include "kernels/gdn/conv.h"
+#include "kernels/gdn/decode.h"
 #include "kernels/gdn/gated_norm.h"
 #include "kernels/gdn/gates.h"
 #include "kernels/gdn/gdn_pre.h"
 #include "kernels/norm/head_norm.h"
 #include "trainer/cuda/context.h"
+#include "trainer/cuda/states.h"
 
 namespace gdn::trainer::cuda {
 
@@ -45,7 +47,9 @@ struct ConvOperands {
   }
 };
 template <bool kSilu> void conv_forward(const OpCall& c, Engine& e) {
-  kernels::conv_forward(ConvOperands(c, e).conv(c, e, kSilu), matrix(c.out(0)), e.launch());
+  const ConvOperands p(c, e);
+  if (c.batch().states) return conv_states(c, e, p.conv(c, e, kSilu), 0, matrix(c.out(0)));
+  kernels::conv_forward(p.conv(c, e, kSilu), matrix(c.out(0)), e.launch());
 }
 template <bool kSilu> void conv_backward(const OpCall& c, Engine& e) {
   ConvOperands p(c, e);
@@ -159,8 +163,23 @@ kernels::GdnPreInputs pre_of(const OpCall& c, Engine& e, const PreOperands& p) {
   in.double_beta = a.negative_eigenvalues;
   return in;
 }
+// The same by the kernels of its plain ops, section by section.
+void pre_states(const OpCall& c, Engine& e, const PreOperands& p) {
+  const auto& a = c.attr<GdnAttr>();
+  const kernels::Conv conv{true, matrix(c.in(0)), matrix(p.conv.value()), p.bias ? matrix(as_row(p.bias->value())) : Matrix{}, nullptr};
+  std::int64_t first = 0;
+  for (size_t i : {0, 1, 2}) {
+    const View y = c.out(i);
+    conv_states(c, e, conv, first, matrix(y));
+    if (i < 2 && a.normalise) kernels::head_norm_forward(l2_of(y, a.key_dim), matrix(y), matrix(y), nullptr, e.launch());
+    first += y.cols;
+  }
+  kernels::decay_forward(matrix(c.in(2)), matrix(as_row(p.a_log.value())), matrix(as_row(p.dt_bias.value())), 1, matrix(c.out(3)), e.launch());
+  kernels::sigmoid_forward(matrix(c.in(1)), beta_factor(c), matrix(c.out(4)), e.launch());
+}
 void pre_forward(const OpCall& c, Engine& e) {
   const PreOperands operands(c, e);
+  if (c.batch().states) return pre_states(c, e, operands);
   kernels::gdn_pre_forward({pre_of(c, e, operands), data<Bf16>(c.out(0)), data<Bf16>(c.out(1)), data<Bf16>(c.out(2)), data<float>(c.out(3)),
                             data<float>(c.out(4))}, e.launch());
 }
@@ -200,9 +219,37 @@ const float* fp32_beta(const View& beta, LaunchContext& context) {
   return static_cast<const float*>(wide.data);
 }
 
+// Token by token from the requests' states. What a backward pass reads is not made.
+void rule_steps(const OpCall& c, Engine& e) {
+  const auto& a = c.attr<GdnAttr>();
+  LaunchContext context = e.launch(c);
+  const View q = c.in(0);
+  kernels::GdnDecodeRuleParams p;
+  p.batch = decode_batch(c, e);
+  p.key_heads = static_cast<int>(q.cols / a.key_dim);
+  p.value_heads = static_cast<int>(a.value_heads);
+  p.key_dim = static_cast<int>(a.key_dim);
+  p.value_dim = static_cast<int>(a.value_dim);
+  p.q = tokens(q, a.key_dim);
+  p.k = tokens(c.in(1), a.key_dim);
+  p.v = tokens(c.in(2), a.value_dim);
+  p.g = data<float>(contiguous(c, c.in(3)));
+  p.beta = fp32_beta(c.in(4), context);
+  p.scale = 1.0f / std::sqrt(static_cast<float>(a.key_dim));
+  p.l2_norm = a.normalise;
+  p.l2_epsilon = kL2Eps;
+  p.state = data<float>(c.batch().states->recurrent);
+  p.o = data<Bf16>(contiguous(c, c.out(0)));
+  p.token_state = data<float>(c.batch().states->token_recurrent);
+  for (size_t i = 1; i < c.op().outputs.size(); ++i) c.out(i);
+  kernels::gdn_decode_rule(p, context);
+}
+
 // inputs q, k, v, g, beta; outputs o, g_cum, A and, normalising inside, q_hat, k_hat and their rstd. A holds the
 // kernels' matrix N, T = I - diag(beta) N for the chunk's inverse T (kernels/gdn/NOTES.md).
 void rule_forward(const OpCall& c, Engine& e) {
+  const SequenceStates* const states = c.batch().states;
+  if (states && by_token(c)) return rule_steps(c, e);
   const auto& a = c.attr<GdnAttr>();
   LaunchContext context = e.launch(c);
   kernels::GdnChunkForwardParams p;
@@ -225,6 +272,10 @@ void rule_forward(const OpCall& c, Engine& e) {
   p.o = data<Bf16>(contiguous(c, c.out(0)));
   p.g_cum = data<float>(c.out(1));
   p.n = data<Bf16>(c.out(2));
+  if (states) {
+    p.initial_state = p.final_state = data<float>(states->recurrent);
+    p.state_slots = e.batch(c).slots;
+  }
   kernels::gdn_chunk_forward(p, context);
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/gdn/gdn2.h"
 #include "kernels/norm/head_norm.h"
 #include "trainer/cuda/context.h"
+#include "trainer/cuda/states.h"
 
 namespace gdn::trainer::cuda {
 
@@ -94,7 +95,12 @@ kernels::Gdn2 rule_of(const OpCall& c, Engine& e) {
   return p;
 }
 void rule_forward(const OpCall& c, Engine& e) {
-  const kernels::Gdn2 rule = rule_of(c, e);
+  kernels::Gdn2 rule = rule_of(c, e);
+  if (const SequenceStates* states = c.batch().states) {
+    rule.state = data<float>(states->recurrent);
+    rule.slots = e.batch(c).slots;
+    rule.token_state = data<float>(states->token_recurrent);
+  }
   const size_t matrices = c.attr<GdnAttr>().grouped ? 1 : 2;
   if (matrices == 2) kernels::chunk_sums(rule.g, rule.shape, rule.table, matrix(c.out(1)), e.launch());
   for (size_t i = matrices; i < c.op().outputs.size(); ++i) kernels::fill({matrix(c.out(i)), false}, 0, e.launch());
@@ -135,7 +141,8 @@ struct FrontEnd {
     if (c.op().params.size() > 3) bias.emplace(c, e, 3, std::vector<std::int64_t>{keys, keys, values}, 1, memory);
     conv = {true, matrix(qkv), matrix(weight.value()), bias ? matrix(as_row(bias->value())) : Matrix{}, e.batch(c).positions};
     rows = dense(context, DType::BF16, qkv.rows, qkv.cols);
-    kernels::conv_forward(conv, rows, context);
+    if (c.batch().states) conv_states(c, e, conv, 0, rows);
+    else kernels::conv_forward(conv, rows, context);
   }
   Matrix section(const Matrix& m, size_t i) const { return columns(m, static_cast<std::int64_t>(i) * keys, i < 2 ? keys : values); }
   kernels::HeadNorm norm() const {

@@ -20,11 +20,11 @@ size_t at(std::int64_t i) { return static_cast<size_t>(i); }
 std::vector<float> to_floats(Device& device, const View& v, std::int64_t cols) {
   const Bytes size = size_of(v.dtype);
   std::vector<float> out(at(v.rows * cols));
-  std::vector<std::byte> row(at(v.cols * size));
+  std::vector<std::byte> rows(at(((v.rows - 1) * v.stride + v.cols) * size));
+  device.to_host(rows.data(), v.data, static_cast<Bytes>(rows.size()));
   for (std::int64_t r = 0; r < v.rows; ++r) {
-    device.to_host(row.data(), v.data + r * v.stride * size, v.cols * size);
     for (std::int64_t c = 0; c < cols; ++c) {
-      const std::byte* from = row.data() + c * size;
+      const std::byte* from = rows.data() + (r * v.stride + c) * size;
       float& to = out[at(r * cols + c)];
       if (v.dtype == DType::FP64) {
         double wide = 0;
@@ -41,7 +41,8 @@ std::vector<float> to_floats(Device& device, const View& v, std::int64_t cols) {
 } // namespace
 
 Decoder::Decoder(const config::Model& model, const config::Run& run, Device& device, Parameters& parameters, std::int64_t slots, std::int64_t capacity)
-    : model_(model), device_(device), forward_(model, run, device, parameters), pool_(model, run, device, slots, capacity) {}
+    : model_(model), run_(run), device_(device), parameters_(parameters), forward_(model, run, device, parameters), pool_(model, run, device, slots, capacity),
+      replays_(device.records()) {}
 
 void Decoder::check(std::span<const NewTokens> requests) const {
   auto fail = [](std::string message) { throw Error(ErrorCode::Config, "decoding: " + message); };
@@ -98,9 +99,25 @@ std::vector<float> Decoder::pass(std::span<const NewTokens> requests, Draft* dra
   MicroBatch batch;
   batch.ids = ids;
   batch.sequences = offsets;
-  const View logits = forward_.logits(batch, of_layer);
+  const bool single = std::all_of(requests.begin(), requests.end(), [](const NewTokens& r) { return r.ids.size() == 1; });
+  const View logits = single && !draft && replays_ ? replayed(batch, of_layer) : forward_.logits(batch, of_layer);
   for (const NewTokens& r : requests) pool_.set_length(r.slot, pool_.length(r.slot) + static_cast<std::int64_t>(r.ids.size()));
   return to_floats(device_, logits, model_.vocab);
+}
+
+View Decoder::replayed(const MicroBatch& given, const ForwardPass::StatesOf& states_of) {
+  MicroBatch batch = given;
+  batch.states = states_of(0); // slots and positions are those of every layer
+  const StepContext context{.micro_batches = {&batch, 1}};
+  const auto requests = static_cast<std::int64_t>(batch.ids.size());
+  if (const auto found = steps_.find(requests); found != steps_.end()) {
+    found->second.recording->replay(context);
+    return found->second.logits;
+  }
+  Step step{ForwardPass(model_, run_, device_, parameters_)};
+  step.forward.reserve(requests, requests);
+  step.recording = device_.record(context, [&] { step.logits = step.forward.run(batch, states_of); });
+  return steps_.emplace(requests, std::move(step)).first->second.logits;
 }
 
 void Decoder::reserve(Draft& draft, std::int64_t tokens) {

@@ -1,5 +1,7 @@
 #pragma once
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,13 +18,17 @@ struct NewTokens {
 };
 
 // Inference with a model's weights: prompts and single tokens of any mix of requests in one pass. Prompts
-// go through the chunked rule, single tokens through the recurrence; a prompt may come in pieces.
+// go through the chunked rule, single tokens through the recurrence; a prompt may come in pieces. Where the device
+// records passes, one of single tokens is recorded the first time that many requests have one, and replayed from then on.
 class Decoder {
 public:
   // Model, run, device and parameters must outlive it. See ForwardPass for what it refuses.
   Decoder(const config::Model& model, const config::Run& run, Device& device, Parameters& parameters, std::int64_t slots, std::int64_t capacity);
 
   StatePool& pool() { return pool_; }
+  // Whether passes of single tokens are replayed; where the device records, they are unless this says no.
+  bool replays() const { return replays_; }
+  void replay(bool wanted) { replays_ = wanted && device_.records(); }
 
   // Logits of every new token, [tokens, vocabulary], request after request. Throws Error{Config}: a slot
   // that is not there or named twice, ids outside the vocabulary, a request longer than the capacity,
@@ -42,14 +48,24 @@ private:
     std::vector<SequenceStates> layers;  // token_conv and token_recurrent of each
     DeviceMemory memory;
   };
+  struct Step { // a recorded pass of one token each
+    ForwardPass forward; // whose memory nothing else uses
+    std::unique_ptr<Recording> recording = {};
+    View logits = {};
+  };
   std::vector<float> pass(std::span<const NewTokens> requests, Draft* draft);
+  View replayed(const MicroBatch& batch, const ForwardPass::StatesOf& states_of);
   void check(std::span<const NewTokens> requests) const;
   void reserve(Draft& draft, std::int64_t tokens);
 
   const config::Model& model_;
+  config::Run run_;
   Device& device_;
+  Parameters& parameters_;
   ForwardPass forward_;
   StatePool pool_;
+  bool replays_ = false;
+  std::map<std::int64_t, Step> steps_ = {}; // by the number of requests
   std::optional<Draft> draft_ = {};
 };
 

@@ -76,11 +76,13 @@ ForwardPass::Unit ForwardPass::lay_out(OpList list, TensorId result) const {
   return u;
 }
 
-const ForwardPass::Unit& ForwardPass::layer_unit(std::int64_t layer, std::int64_t rows) {
-  const LayerKey key{{model_.mixers[at(layer)], model_.mlps[at(layer)]}, rows};
+const ForwardPass::Unit& ForwardPass::layer_unit(std::int64_t layer, std::int64_t rows, std::int64_t sequences) {
+  const LayerKey key{model_.mixers[at(layer)], model_.mlps[at(layer)], rows, sequences};
   const auto found = layers_.find(key);
   if (found != layers_.end()) return found->second;
-  OpList list = model::decoder_layer(model_, run_of_rows(run_, rows), key.first.first, key.first.second);
+  OpList list = model::decoder_layer(model_, run_of_rows(run_, rows), std::get<0>(key), std::get<1>(key));
+  for (Op& op : list.ops) // training has fewer documents than chunks; requests may be shorter
+    if (auto* a = std::get_if<model::GdnAttr>(&op.attr)) a->sequences = sequences;
   const TensorId output = list.output;
   return layers_.emplace(key, lay_out(std::move(list), output)).first->second;
 }
@@ -99,13 +101,11 @@ const ForwardPass::Unit& ForwardPass::end_unit(End end, std::int64_t rows) {
   return ends_.emplace(std::pair{end, rows}, lay_out(std::move(list), result)).first->second;
 }
 
-View ForwardPass::run(const Unit& unit, const std::string& prefix, std::byte* input, const MicroBatch& batch) {
-  std::swap(workspace_, other_); // where the input lies
-  if (workspace_.bytes() < unit.bytes) workspace_ = DeviceMemory(device_, unit.bytes, "the tensors of a forward pass");
+View ForwardPass::run(const Unit& unit, const std::string& prefix, std::byte* input, const MicroBatch& batch, DeviceMemory& workspace) {
   const OpList& list = unit.list;
   auto operand = [&](TensorId t, program::AccessMode mode) {
     const Bytes place = unit.place[at(list.tensor(t).storage)];
-    return OpCall::Operand{{-1, t, mode, false}, place < 0 ? input : workspace_.data() + place, t, {}};
+    return OpCall::Operand{{-1, t, mode, false}, place < 0 ? input : workspace.data() + place, t, {}};
   };
   const StepContext context{.micro_batches = {&batch, 1}};
   HostTables tables;
@@ -121,7 +121,7 @@ View ForwardPass::run(const Unit& unit, const std::string& prefix, std::byte* in
     event.op = static_cast<int>(i);
     event.step = -1;
     event.pass = program::Pass::Forward;
-    const std::span<std::byte> scratch(workspace_.data() + unit.scratch_at, at(unit.bytes - unit.scratch_at));
+    const std::span<std::byte> scratch(workspace.data() + unit.scratch_at, at(unit.bytes - unit.scratch_at));
     OpCall call(list, event, std::move(operands), std::move(parameters), scratch, context, 0, tables);
     device_.run(call);
     call.check_all_used();
@@ -130,16 +130,34 @@ View ForwardPass::run(const Unit& unit, const std::string& prefix, std::byte* in
   throw Error(ErrorCode::Internal, fmt::format("op list '{}' never makes '{}'", list.name, list.tensor(unit.result).name));
 }
 
-View ForwardPass::logits(const MicroBatch& given, const std::function<const SequenceStates*(std::int64_t)>& states_of) {
-  const auto rows = static_cast<std::int64_t>(given.ids.size());
+void ForwardPass::reserve(std::int64_t rows, std::int64_t sequences) {
+  Bytes most = std::max(end_unit(End::Embedding, rows).bytes, end_unit(End::Head, rows).bytes);
+  for (std::int64_t layer = 0; layer < model_.layers(); ++layer) most = std::max(most, layer_unit(layer, rows, sequences).bytes);
+  for (DeviceMemory& workspace : workspaces_)
+    if (workspace.bytes() < most) workspace = DeviceMemory(device_, most, "the tensors of a forward pass");
+}
+
+View ForwardPass::run(const MicroBatch& given, const StatesOf& states_of) {
+  const auto rows = static_cast<std::int64_t>(given.ids.size()), sequences = static_cast<std::int64_t>(given.sequences.size()) - 1;
   MicroBatch batch = given;
-  View x = run(end_unit(End::Embedding, rows), "", nullptr, batch);
+  int side = 0;
+  auto other_side = [&]() -> DeviceMemory& { return workspaces_[side ^= 1]; };
+  batch.states = nullptr;
+  View x = run(end_unit(End::Embedding, rows), "", nullptr, batch, other_side());
   for (std::int64_t layer = 0; layer < model_.layers(); ++layer) {
     batch.states = states_of ? states_of(layer) : nullptr;
-    x = run(layer_unit(layer, rows), fmt::format("layers.{}.", layer), x.data, batch);
+    x = run(layer_unit(layer, rows, sequences), fmt::format("layers.{}.", layer), x.data, batch, other_side());
   }
   batch.states = nullptr;
-  return run(end_unit(End::Head, rows), "", x.data, batch);
+  return run(end_unit(End::Head, rows), "", x.data, batch, other_side());
+}
+
+View ForwardPass::logits(const MicroBatch& given, const StatesOf& states_of) {
+  reserve(static_cast<std::int64_t>(given.ids.size()), static_cast<std::int64_t>(given.sequences.size()) - 1);
+  MicroBatch batch = given;
+  if (states_of) batch.states = states_of(0); // slots and positions are those of every layer
+  device_.begin_step({.micro_batches = {&batch, 1}});
+  return run(batch, states_of);
 }
 
 } // namespace gdn::trainer

@@ -2,6 +2,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,13 @@ public:
 
   // Logits [rows, padded vocabulary] of `batch`; valid until the next call. `states_of(layer)` are the states that
   // the layer's ops see; absent: each sequence starts from nothing and leaves nothing.
-  View logits(const MicroBatch& batch, const std::function<const SequenceStates*(std::int64_t layer)>& states_of = {});
+  using StatesOf = std::function<const SequenceStates*(std::int64_t layer)>;
+  View logits(const MicroBatch& batch, const StatesOf& states_of = {});
+
+  // The same in two halves, for who records a pass: memory for a number of rows and sequences, and the ops alone. Until
+  // memory is reserved for more, the same pass has its tensors at the same places.
+  void reserve(std::int64_t rows, std::int64_t sequences);
+  View run(const MicroBatch& batch, const StatesOf& states_of);
 
   std::int64_t vocabulary() const { return vocabulary_; } // padded
 
@@ -37,21 +44,21 @@ private:
     Bytes scratch_at = 0, bytes = 0;
   };
   enum class End { Embedding, Head };
-  const Unit& layer_unit(std::int64_t layer, std::int64_t rows);
+  const Unit& layer_unit(std::int64_t layer, std::int64_t rows, std::int64_t sequences);
   const Unit& end_unit(End end, std::int64_t rows);
   Unit lay_out(model::OpList list, model::TensorId result) const;
   // Unit outputs stay where they are until the run after the next.
-  View run(const Unit& unit, const std::string& prefix, std::byte* input, const MicroBatch& batch);
+  View run(const Unit& unit, const std::string& prefix, std::byte* input, const MicroBatch& batch, DeviceMemory& workspace);
 
   const config::Model& model_;
   config::Run run_;
   Device& device_;
   Parameters& parameters_;
   std::int64_t vocabulary_ = 0;
-  using LayerKey = std::pair<std::pair<config::LayerKind, config::MlpKind>, std::int64_t>;
+  using LayerKey = std::tuple<config::LayerKind, config::MlpKind, std::int64_t, std::int64_t>; // rows, sequences
   std::map<LayerKey, Unit> layers_;
   std::map<std::pair<End, std::int64_t>, Unit> ends_;
-  DeviceMemory workspace_, other_; // of the unit that runs, and of the one before: its output is the input
+  DeviceMemory workspaces_[2]; // of the unit that runs, and of the one before: its output is the input
 };
 
 } // namespace gdn::trainer

@@ -85,6 +85,21 @@ TEST_CASE("decode: a norm over all heads, no gate, other taps") {
   all_agree(m, "native");
 }
 
+TEST_CASE("decode: in bf16 every way is as near to fp32 as the full forward") {
+  config::Run r;
+  r.stack = "native";
+  config::Model m = fixture::model({LayerKind::Gdn, LayerKind::Gdn2, LayerKind::Attention}, {MlpKind::Dense, MlpKind::Dense, MlpKind::Dense});
+  Prepared p(std::move(m), decode_check_run(r, DType::BF16));
+  const std::vector<DecodeCase> cases = check_decode(p.session);
+  CHECK(cases.size() == 35); // the full forward is one of them
+  for (const DecodeCase& c : cases) {
+    INFO(c.lengths << ", " << c.split);
+    CHECK(c.ok());
+    CHECK(c.allowed < 0.1);
+    CHECK(c.off > 1e-4); // bf16 shows
+  }
+}
+
 TEST_CASE("decode: a draft that is not accepted leaves no trace") {
   Prepared p(hybrid_with_gdn2(), "native");
   Decoder plain(p.model, p.run, p.device, p.session.parameters(), 2, 32), drafted(p.model, p.run, p.device, p.session.parameters(), 2, 32);
