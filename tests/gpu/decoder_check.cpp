@@ -74,8 +74,8 @@ kernels::Matrix matrix(const DeviceArray<Bf16>& m, std::int64_t rows, std::int64
   return {m.get(), DType::BF16, rows, cols, stride};
 }
 
-// One rounding to bf16 has at most 2^-9 relative error, half of it in the mean.
-constexpr double kBf16Limit = 3e-3, kFp32Limit = 1e-5;
+// Probabilities and outputs are rounded to bf16 once each: at most 2^-9 sqrt(2) together. Sums are fp32.
+constexpr double kBf16Limit = 2.8e-3, kFp32Limit = 1e-5;
 
 void check_attention(const Case& c) {
   Cache cache(c);
@@ -160,8 +160,7 @@ void bench() {
     const Case c{16, 2, 256, std::vector<int>(static_cast<std::size_t>(requests), keys)};
     const std::int64_t width = 512, q_width = 4096;
     std::vector<std::int32_t> slots, positions(static_cast<std::size_t>(requests), keys - 1);
-    for (int r = 0; r < requests; ++r) slots.push_back((r * 7 + 3) % requests);
-    if (requests % 7 == 0) return;
+    for (int r = 0; r < requests; ++r) slots.push_back((r * 5 + 3) % requests);
     DeviceArray<std::int32_t> dslots(slots), dpositions(positions);
     DeviceArray<Bf16> k(static_cast<std::size_t>(requests * keys * width)), v(k.size()), q(random_values(static_cast<std::size_t>(requests * q_width), 1)), o(q.size());
     GDN_CUDA(cudaMemset(k.get(), 0, k.size() * 2));
