@@ -46,13 +46,18 @@ __global__ void __launch_bounds__(256) rows_kernel_of(Args a, Matrix o, Matrix d
 
 // ---------------------------------------------------------------------------- keys and values ----
 
+inline constexpr int kQueryStages = 3; // they are needed a step earlier than d_o
+
 template <int kTiles>
 struct KeyShared {
-  char k[kTiles][kTileBytes], v[kTiles][kTileBytes];
-  char q[2][kTiles][kTileBytes], d_o[2][kTiles][kTileBytes];
-  uint4 p[2][4][kWarpgroup]; // probabilities, each thread's own, from one warpgroup to the other
-  float2 rows[2][kChunk];
-  std::uint64_t kv_full, q_full[2], q_empty[2], d_o_full[2], d_o_empty[2], p_full[2][2], p_empty[2];
+  char k[kTiles][kTileBytes], v[kTiles - 1][kTileBytes];
+  char q[kQueryStages][kTiles][kTileBytes], d_o[2][kTiles][kTileBytes];
+  union {
+    char last_v[kTileBytes]; // until the warpgroup that needs it holds it in registers
+    uint4 p[4][kWarpgroup];  // probabilities, each thread's own, from one warpgroup to the other
+  };
+  float2 rows[kQueryStages][kChunk];
+  std::uint64_t kv_full, q_full[kQueryStages], q_empty[kQueryStages], d_o_full[2], d_o_empty[2], p_full, p_empty;
 };
 
 struct KeyPlace {
@@ -71,110 +76,182 @@ template <int kTiles>
 __device__ void feed_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
   barrier_expect(&s.kv_full, 2 * kTiles * kTileBytes);
   load_head<kTiles>(s.k, &a.k, &s.kv_full, at.kv, at.chunk.first_token);
-  load_head<kTiles>(s.v, &a.v, &s.kv_full, at.kv, at.chunk.first_token);
-  const int group = a.heads / a.kv_heads;
-  Ring<2> ring;
-  for (int j = at.end - 1; j >= at.index; --j)
-    for (int head = at.kv * group; head < (at.kv + 1) * group; ++head, ring.advance()) {
-      const int i = ring.stage, token = at.chunk.first_token + (j - at.index) * kChunk;
-      barrier_wait(&s.q_empty[i], ring.parity ^ 1);
+  load_head<kTiles - 1>(s.v, &a.v, &s.kv_full, at.kv, at.chunk.first_token);
+  load_box(s.last_v, &a.v, &s.kv_full, 64 * (kTiles - 1), at.kv, at.chunk.first_token);
+  const int group = a.heads / a.kv_heads, steps = (at.end - at.index) * group;
+  const auto token = [&](int step) { return at.chunk.first_token + (at.end - 1 - at.index - step / group) * kChunk; };
+  Ring<kQueryStages> queries;
+  Ring<2> gradients;
+  for (int step = 0; step <= steps; ++step) {
+    if (step < steps) {
+      const int i = queries.stage, head = at.kv * group + step % group;
+      barrier_wait(&s.q_empty[i], queries.parity ^ 1);
       barrier_expect(&s.q_full[i], kTiles * kTileBytes + kChunk * 8);
-      load_head<kTiles>(s.q[i], &a.q, &s.q_full[i], head, token);
-      load_bulk(s.rows[i], a.rows + (std::int64_t{j} * a.heads + head) * kChunk, kChunk * 8, &s.q_full[i]);
-      barrier_wait(&s.d_o_empty[i], ring.parity ^ 1);
-      barrier_expect(&s.d_o_full[i], kTiles * kTileBytes);
-      load_head<kTiles>(s.d_o[i], &a.d_o, &s.d_o_full[i], head, token);
+      load_head<kTiles>(s.q[i], &a.q, &s.q_full[i], head, token(step));
+      load_bulk(s.rows[i], a.rows + (std::int64_t{at.end - 1 - step / group} * a.heads + head) * kChunk, kChunk * 8, &s.q_full[i]);
+      queries.advance();
     }
+    if (step > 0) {
+      const int i = gradients.stage;
+      barrier_wait(&s.d_o_empty[i], gradients.parity ^ 1);
+      barrier_expect(&s.d_o_full[i], kTiles * kTileBytes);
+      load_head<kTiles>(s.d_o[i], &a.d_o, &s.d_o_full[i], at.kv * group + (step - 1) % group, token(step - 1));
+      gradients.advance();
+    }
+  }
 }
 
-// kKeys: the warpgroup that sums dk; else dv. The products of a step follow the last of the step before without a
-// gap; only probabilities and their gradients lie between.
-template <int kTiles, bool kKeys>
-__device__ void compute_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
+// A thread's probabilities, as it or its like in the other warpgroup left them.
+__device__ __forceinline__ void take(std::uint32_t (&p)[16], const uint4 (&from)[4][kWarpgroup], int thread) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint4 four = from[i][thread];
+    p[4 * i] = four.x, p[4 * i + 1] = four.y, p[4 * i + 2] = four.z, p[4 * i + 3] = four.w;
+  }
+}
+
+// The warpgroup that sums dv. It makes the probabilities of the next step, for both, beside the products of this one.
+template <int kTiles>
+__device__ void sum_values(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
   const Lane lane;
   const int thread = threadIdx.x % kWarpgroup;
-  const std::uint32_t own = descriptor(smem_address(kKeys ? s.v : s.k)), q = descriptor(smem_address(s.q)), d_o = descriptor(smem_address(s.d_o));
-  std::uint64_t* const left_full = kKeys ? s.d_o_full : s.q_full;
+  const std::uint32_t k = descriptor(smem_address(s.k)), q = descriptor(smem_address(s.q)), d_o = descriptor(smem_address(s.d_o));
   const float scale = a.scale * kLog2e;
+  const int group = a.heads / a.kv_heads, steps = (at.end - at.index) * group;
   float sum[kTiles / 2][64] = {}, x[32];
-  const auto score = [&](int stage, std::uint32_t parity) { // x = k q^T, or v d_o^T: keys by queries
-    barrier_wait(&left_full[stage], parity);
+  std::uint32_t p[16];
+  const auto score = [&](int stage, std::uint32_t parity) { // x = k q^T: keys by queries
+    barrier_wait(&s.q_full[stage], parity);
     products_begin();
-    scores<kTiles>(x, own, (kKeys ? d_o : q) + stage * kTiles * kNextTile);
+    scores<kTiles>(x, k, q + stage * kTiles * kNextTile);
     products_commit();
+  };
+  const auto weight = [&](int stage, std::uint32_t parity) { // sum += p d_o
+    barrier_wait(&s.d_o_full[stage], parity);
+    pin_all(sum);
+    products_begin();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) weighted_rows<kTiles>(sum, p, d_o + stage * kTiles * kNextTile, half);
+    products_commit();
+  };
+  const auto probabilities = [&](int stage, std::uint32_t turn, bool diagonal) { // of x, for the next weights and the other warpgroup
+    if (diagonal) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i)
+        if (lane.row() + i % 4 / 2 * 8 > 8 * (i / 4) + 2 * lane.t + i % 2) x[i] = -INFINITY;
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float4 row = *reinterpret_cast<const float4*>(&s.rows[stage][8 * n + 2 * lane.t]); // of two queries
+#pragma unroll
+      for (int i = 4 * n; i < 4 * n + 4; ++i) x[i] = exp2_fast(fmaf(x[i], scale, -(i % 2 == 0 ? row.x : row.z)));
+    }
+    barrier_wait(&s.p_empty, turn); // the first time, for the last of v to be read
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      s.p[i][thread] = uint4{pack_bf16(x[8 * i], x[8 * i + 1]), pack_bf16(x[8 * i + 2], x[8 * i + 3]),
+                             pack_bf16(x[8 * i + 4], x[8 * i + 5]), pack_bf16(x[8 * i + 6], x[8 * i + 7])};
+    warp_arrive(&s.p_full);
+    warp_arrive(&s.q_empty[stage]);
   };
   barrier_wait(&s.kv_full, 0);
   score(0, 0);
   products_wait<0>(x);
-  const int group = a.heads / a.kv_heads, steps = (at.end - at.index) * group;
-  Ring<2> ring;
+  probabilities(0, 0, steps == group);
+  take(p, s.p, thread);
+  Ring<kQueryStages> queries;
+  Ring<2> gradients;
+#pragma unroll 1
+  for (int step = 1; step < steps; ++step) {
+    queries.advance();
+    const int stage = __shfl_sync(~0u, gradients.stage, 0), following = __shfl_sync(~0u, queries.stage, 0);
+    score(following, queries.parity);
+    weight(stage, gradients.parity);
+    products_wait<1>(x);
+    probabilities(following, step & 1, step >= steps - group);
+    products_wait<0>(p);
+    pin_all(sum);
+    warp_arrive(&s.d_o_empty[stage]);
+    take(p, s.p, thread); // not from x: its registers would count as written among the products
+    gradients.advance();
+  }
+  weight(__shfl_sync(~0u, gradients.stage, 0), gradients.parity);
+  products_wait<0>(p);
+  pin_all(sum);
+  const float factor[2] = {1.0f, 1.0f};
+  write_head(sum, factor, a.dv + at.chunk.first_token * a.dv_stride + static_cast<std::int64_t>(at.kv) * a.dim, a.dv_stride, at.chunk.rows,
+             a.dim, a.dv_adds, lane);
+}
+
+// The warpgroup that sums dk. The products of a step and the first of the next follow each other without a gap.
+template <int kTiles>
+__device__ void sum_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
+  const Lane lane;
+  const int thread = threadIdx.x % kWarpgroup;
+  const std::uint32_t v = descriptor(smem_address(s.v)), q = descriptor(smem_address(s.q)), d_o = descriptor(smem_address(s.d_o));
+  const int steps = (at.end - at.index) * (a.heads / a.kv_heads);
+  float sum[kTiles / 2][64] = {}, z[32];
+  std::uint32_t last_v[16]; // the operand of the last four steps of a product
+  const auto score_gradient = [&](int stage, std::uint32_t parity) { // z = v d_o^T: keys by queries
+    barrier_wait(&s.d_o_full[stage], parity);
+    products_begin();
+    const std::uint32_t rows = d_o + stage * kTiles * kNextTile;
+    scores<kTiles - 1>(z, v, rows);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      product<Contract::kAlongRow>(z, &last_v[4 * k], rows + (kTiles - 1) * kNextTile + step_offset<Contract::kAlongRow>(k));
+    products_commit();
+  };
+  barrier_wait(&s.kv_full, 0);
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    last_v[i] = *reinterpret_cast<const std::uint32_t*>(s.last_v + in_tile(lane.row() + 8 * (i % 2), i / 2) + 4 * lane.t);
+  warp_arrive(&s.p_empty);
+  score_gradient(0, 0);
+  products_wait<0>(z);
+  Ring<kQueryStages> queries;
+  Ring<2> gradients;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
-    const int stage = __shfl_sync(~0u, ring.stage, 0);
-    const std::uint32_t parity = ring.parity;
-    ring.advance();
-    const std::uint32_t weighted = (kKeys ? q : d_o) + stage * kTiles * kNextTile;
-    if constexpr (kKeys) {
-      warp_arrive(&s.d_o_empty[stage]);
-      barrier_wait(&s.q_full[stage], parity);
-    } else {
-      barrier_wait(&s.p_empty[stage], parity ^ 1);
-      if (step >= steps - group) { // the diagonal
-#pragma unroll
-        for (int i = 0; i < 32; ++i)
-          if (lane.row() + i % 4 / 2 * 8 > 8 * (i / 4) + 2 * lane.t + i % 2) x[i] = -INFINITY;
-      }
-    }
-    pin_all(sum);
+    const int stage = __shfl_sync(~0u, queries.stage, 0);
+    warp_arrive(&s.d_o_empty[__shfl_sync(~0u, gradients.stage, 0)]);
+    gradients.advance();
+    barrier_wait(&s.q_full[stage], queries.parity);
+    queries.advance();
+    barrier_wait(&s.p_full, step & 1);
     std::uint32_t p[16];
+    take(p, s.p, thread);
+    warp_arrive(&s.p_empty);
+    pin_all(sum);
 #pragma unroll
     for (int half = 0; half < 2; ++half) { // 32 queries: the products of the first beside the arithmetic of the second
-      pin(x);
-      if constexpr (kKeys) {
-        barrier_wait(&s.p_full[stage][half], parity);
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) {
-          const uint4 four = s.p[stage][i][thread];
-          p[4 * i] = four.x, p[4 * i + 1] = four.y, p[4 * i + 2] = four.z, p[4 * i + 3] = four.w;
-        }
-        if (half == 1) warp_arrive(&s.p_empty[stage]);
-      }
+      pin(z);
 #pragma unroll
       for (int n = 4 * half; n < 4 * half + 4; ++n) {
         const float4 row = *reinterpret_cast<const float4*>(&s.rows[stage][8 * n + 2 * lane.t]); // of two queries
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const float low = x[4 * n + 2 * h], high = x[4 * n + 2 * h + 1];
           std::uint32_t& pair = p[2 * n + h];
-          if constexpr (kKeys) pair = pack_bf16(bf16_low(pair) * (low - row.y), bf16_high(pair) * (high - row.w));
-          else pair = pack_bf16(exp2_fast(fmaf(low, scale, -row.x)), exp2_fast(fmaf(high, scale, -row.z)));
+          pair = pack_bf16(bf16_low(pair) * (z[4 * n + 2 * h] - row.y), bf16_high(pair) * (z[4 * n + 2 * h + 1] - row.w));
         }
       }
-      if constexpr (!kKeys) {
-#pragma unroll
-        for (int i = 2 * half; i < 2 * half + 2; ++i) s.p[stage][i][thread] = uint4{p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
-        warp_arrive(&s.p_full[stage][half]);
-        if (half == 0) barrier_wait(&s.d_o_full[stage], parity);
-        else warp_arrive(&s.q_empty[stage]);
-      }
       products_begin();
-      weighted_rows<kTiles>(sum, p, weighted, half);
+      weighted_rows<kTiles>(sum, p, q + stage * kTiles * kNextTile, half);
       products_commit();
     }
     if (step + 1 < steps) {
-      score(__shfl_sync(~0u, ring.stage, 0), ring.parity);
+      score_gradient(__shfl_sync(~0u, gradients.stage, 0), gradients.parity);
       products_wait<1>(p);
     } else {
       products_wait<0>(p);
     }
     pin_all(sum);
-    warp_arrive(&(kKeys ? s.q_empty : s.d_o_empty)[stage]);
-    products_wait<0>(x);
+    warp_arrive(&s.q_empty[stage]);
+    products_wait<0>(z);
   }
-  const float factor[2] = {kKeys ? a.scale : 1.0f, kKeys ? a.scale : 1.0f};
-  const std::int64_t stride = kKeys ? a.dk_stride : a.dv_stride;
-  write_head(sum, factor, (kKeys ? a.dk : a.dv) + at.chunk.first_token * stride + static_cast<std::int64_t>(at.kv) * a.dim, stride,
-             at.chunk.rows, a.dim, kKeys ? a.dk_adds : a.dv_adds, lane);
+  const float factor[2] = {a.scale, a.scale};
+  write_head(sum, factor, a.dk + at.chunk.first_token * a.dk_stride + static_cast<std::int64_t>(at.kv) * a.dim, a.dk_stride, at.chunk.rows,
+             a.dim, a.dk_adds, lane);
 }
 
 template <int kTiles>
@@ -185,11 +262,11 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
   if (at.chunk.kind != GdnChunk::kTokens) return;
   if (threadIdx.x == 0) {
     barrier_init(&s.kv_full, 1);
-    for (int i = 0; i < 2; ++i) {
-      for (auto* full : {&s.q_full[i], &s.d_o_full[i]}) barrier_init(full, 1);
-      for (auto* empty : {&s.q_empty[i], &s.d_o_empty[i]}) barrier_init(empty, 8 * kWarpArrivals);
-      for (auto* exchange : {&s.p_full[i][0], &s.p_full[i][1], &s.p_empty[i]}) barrier_init(exchange, 4 * kWarpArrivals);
-    }
+    for (auto& full : s.q_full) barrier_init(&full, 1);
+    for (auto& full : s.d_o_full) barrier_init(&full, 1);
+    for (auto& empty : s.q_empty) barrier_init(&empty, 8 * kWarpArrivals);
+    for (auto& empty : s.d_o_empty) barrier_init(&empty, 8 * kWarpArrivals);
+    for (auto* exchange : {&s.p_full, &s.p_empty}) barrier_init(exchange, 4 * kWarpArrivals);
     barrier_init_fence();
   }
   __syncthreads();
@@ -198,8 +275,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
     if (threadIdx.x == 2 * kWarpgroup) feed_keys<kTiles>(a, s, at);
   } else {
     take_registers<240>();
-    if (threadIdx.x < kWarpgroup) compute_keys<kTiles, false>(a, s, at);
-    else compute_keys<kTiles, true>(a, s, at);
+    if (threadIdx.x < kWarpgroup) sum_values<kTiles>(a, s, at);
+    else sum_keys<kTiles>(a, s, at);
   }
 }
 

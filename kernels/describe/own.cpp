@@ -200,7 +200,7 @@ Work attention_pre(const OpList& list, const Op& op, int step) {
   return memory_bound(list, op, step, Family::Norm, scratch, is_forward(step) ? 3 : 5);
 }
 
-// Half of the square; backward makes the scores three times and d_o v^T twice: seven and a half products for five.
+// Half of the square; backward counted as eight products for five, the unit of its measured efficiencies (the kernels make seven).
 Work core_attention(const OpList& list, const Op& op, int step) {
   const AttentionAttr& a = std::get<AttentionAttr>(op.attr);
   const Tensor& q = list.tensor(op.inputs[0]);

@@ -351,6 +351,7 @@ void bench(int replays) {
   for (int left = 16384; left > 0; left -= ragged.back()) ragged.push_back(std::min(left, 64 + static_cast<int>(1500 * random.uniform())));
   time_shape("2 x 8192", {{8192, 8192}, 16, 2, 256}, replays);
   time_shape("2 x 4096", {{4096, 4096}, 16, 2, 256}, replays);
+  time_shape("1 x 4096", {{4096}, 16, 2, 256}, replays);
   time_shape("1 x 32768", {{32768}, 16, 2, 256}, std::max(1, replays / 4));
   time_shape("1 x 8192", {{8192}, 32, 2, 256}, replays);
   time_shape("documents", {ragged, 16, 2, 256}, replays);
