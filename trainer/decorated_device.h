@@ -3,7 +3,7 @@
 
 namespace gdn::trainer {
 
-// A device that does what another does: the base of those that watch it.
+// A device that does what another does: the base of those that watch it. It records no passes: who watches sees every op.
 class DecoratedDevice : public Device {
 public:
   explicit DecoratedDevice(Device& inner) : inner_(inner) {}
@@ -35,8 +35,6 @@ public:
     synchronise();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
-  bool records() const override { return inner_.records(); }
-  std::unique_ptr<Recording> record(const StepContext& context, const std::function<void()>& pass) override { return inner_.record(context, pass); }
   bool asynchronous() const override { return inner_.asynchronous(); }
   void fetch_host_table(const OpCall& call) override { inner_.fetch_host_table(call); }
   bool rule_keeps_n() const override { return inner_.rule_keeps_n(); }

@@ -41,8 +41,8 @@ std::vector<float> to_floats(Device& device, const View& v, std::int64_t cols) {
 } // namespace
 
 Decoder::Decoder(const config::Model& model, const config::Run& run, Device& device, Parameters& parameters, std::int64_t slots, std::int64_t capacity)
-    : model_(model), run_(run), device_(device), parameters_(parameters), forward_(model, run, device, parameters), pool_(model, run, device, slots, capacity),
-      replays_(device.records()) {}
+    : model_(model), device_(device), forward_(model, run, device, parameters), recorded_(model, run, device, parameters),
+      pool_(model, run, device, slots, capacity), replays_(device.records()) {}
 
 void Decoder::check(std::span<const NewTokens> requests) const {
   auto fail = [](std::string message) { throw Error(ErrorCode::Config, "decoding: " + message); };
@@ -114,9 +114,10 @@ View Decoder::replayed(const MicroBatch& given, const ForwardPass::StatesOf& sta
     found->second.recording->replay(context);
     return found->second.logits;
   }
-  Step step{ForwardPass(model_, run_, device_, parameters_)};
-  step.forward.reserve(requests, requests);
-  step.recording = device_.record(context, [&] { step.logits = step.forward.run(batch, states_of); });
+  recorded_.reserve(pool_.slots(), pool_.slots()); // no pass has more, so none should move the tensors of the others
+  if (recorded_.reserve(requests, requests)) steps_.clear();
+  Step step;
+  step.recording = device_.record(context, [&] { step.logits = recorded_.run(batch, states_of); });
   return steps_.emplace(requests, std::move(step)).first->second.logits;
 }
 

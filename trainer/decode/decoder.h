@@ -49,7 +49,6 @@ private:
     DeviceMemory memory;
   };
   struct Step { // a recorded pass of one token each
-    ForwardPass forward; // whose memory nothing else uses
     std::unique_ptr<Recording> recording = {};
     View logits = {};
   };
@@ -59,10 +58,8 @@ private:
   void reserve(Draft& draft, std::int64_t tokens);
 
   const config::Model& model_;
-  config::Run run_;
   Device& device_;
-  Parameters& parameters_;
-  ForwardPass forward_;
+  ForwardPass forward_, recorded_; // recorded passes work in memory of their own
   StatePool pool_;
   bool replays_ = false;
   std::map<std::int64_t, Step> steps_ = {}; // by the number of requests

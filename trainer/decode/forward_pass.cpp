@@ -130,11 +130,12 @@ View ForwardPass::run(const Unit& unit, const std::string& prefix, std::byte* in
   throw Error(ErrorCode::Internal, fmt::format("op list '{}' never makes '{}'", list.name, list.tensor(unit.result).name));
 }
 
-void ForwardPass::reserve(std::int64_t rows, std::int64_t sequences) {
+bool ForwardPass::reserve(std::int64_t rows, std::int64_t sequences) {
   Bytes most = std::max(end_unit(End::Embedding, rows).bytes, end_unit(End::Head, rows).bytes);
   for (std::int64_t layer = 0; layer < model_.layers(); ++layer) most = std::max(most, layer_unit(layer, rows, sequences).bytes);
-  for (DeviceMemory& workspace : workspaces_)
-    if (workspace.bytes() < most) workspace = DeviceMemory(device_, most, "the tensors of a forward pass");
+  if (workspaces_[0].bytes() >= most) return false; // they grow together
+  for (DeviceMemory& workspace : workspaces_) workspace = DeviceMemory(device_, most, "the tensors of a forward pass");
+  return true;
 }
 
 View ForwardPass::run(const MicroBatch& given, const StatesOf& states_of) {

@@ -28,9 +28,9 @@ public:
   using StatesOf = std::function<const SequenceStates*(std::int64_t layer)>;
   View logits(const MicroBatch& batch, const StatesOf& states_of = {});
 
-  // The same in two halves, for who records a pass: memory for a number of rows and sequences, and the ops alone. Until
-  // memory is reserved for more, the same pass has its tensors at the same places.
-  void reserve(std::int64_t rows, std::int64_t sequences);
+  // The same in two halves, for who records a pass: memory for a number of rows and sequences, and the ops alone. The same
+  // pass has its tensors at the same places until `reserve` moves them: then it returns true.
+  bool reserve(std::int64_t rows, std::int64_t sequences);
   View run(const MicroBatch& batch, const StatesOf& states_of);
 
   std::int64_t vocabulary() const { return vocabulary_; } // padded
