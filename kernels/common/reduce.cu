@@ -67,18 +67,16 @@ __global__ void __launch_bounds__(1024) add_sum_kernel(Matrix x, double factor, 
   if (threadIdx.x == 0) *out += factor * sum;
 }
 
-__global__ void __launch_bounds__(256) squares_kernel(const float* x, std::int64_t n, double* parts) {
+// `vector`: x is aligned to 16 bytes; a rank's share of a gradient need not be.
+__global__ void __launch_bounds__(256) squares_kernel(const float* x, std::int64_t n, bool vector, double* parts) {
   double sum = 0;
-  const std::int64_t step = std::int64_t{gridDim.x} * 256, four = n / 4;
+  const std::int64_t step = std::int64_t{gridDim.x} * 256, four = vector ? n / 4 : 0;
   for (std::int64_t i = blockIdx.x * std::int64_t{256} + threadIdx.x; i < four; i += step) {
     const float4 v = reinterpret_cast<const float4*>(x)[i];
     sum += static_cast<double>(v.x) * v.x + static_cast<double>(v.y) * v.y + static_cast<double>(v.z) * v.z +
            static_cast<double>(v.w) * v.w;
   }
-  if (blockIdx.x == 0 && threadIdx.x < n % 4) {
-    const float v = x[four * 4 + threadIdx.x];
-    sum += static_cast<double>(v) * v;
-  }
+  for (std::int64_t i = four * 4 + blockIdx.x * std::int64_t{256} + threadIdx.x; i < n; i += step) sum += static_cast<double>(x[i]) * x[i];
   sum = block_sum_double(sum);
   if (threadIdx.x == 0) parts[blockIdx.x] = sum;
 }
@@ -116,8 +114,9 @@ void add_sum(const Matrix& x, double factor, double* out, const LaunchContext& c
 }
 
 void sum_of_squares(const float* x, std::int64_t n, double* out, const LaunchContext& context) {
+  require_scratch(context, kSquareParts * std::int64_t{8}, "sum_of_squares");
   auto* parts = static_cast<double*>(context.scratch);
-  squares_kernel<<<kSquareParts, 256, 0, context.stream>>>(x, n, parts);
+  squares_kernel<<<kSquareParts, 256, 0, context.stream>>>(x, n, reinterpret_cast<std::uintptr_t>(x) % 16 == 0, parts);
   check_launch("squares_kernel");
   total_kernel<<<1, 1024, 0, context.stream>>>(parts, out);
   check_launch("total_kernel");

@@ -200,13 +200,13 @@ Work attention_pre(const OpList& list, const Op& op, int step) {
   return memory_bound(list, op, step, Family::Norm, scratch, is_forward(step) ? 3 : 5);
 }
 
-// Half of the square; backward counted as eight products for five, the unit of its measured efficiencies (the kernels make seven).
+// Half of the square; backward makes the scores and d_o v^T twice: seven products for five.
 Work core_attention(const OpList& list, const Op& op, int step) {
   const AttentionAttr& a = std::get<AttentionAttr>(op.attr);
   const Tensor& q = list.tensor(op.inputs[0]);
   const double products = 2.0 * static_cast<double>(q.rows() * a.heads * a.head_dim) * static_cast<double>(a.seq); // two
   Work w = memory_bound(list, op, step, Family::Attention, 0, is_forward(step) ? 1 : 3);
-  w.flops = is_forward(step) ? products : 4 * products;
+  w.flops = is_forward(step) ? products : 3.5 * products;
   if (!is_forward(step)) w.scratch = attention_backward_scratch(q.rows(), ceil_div(q.rows(), kChunk), a.heads); // room for short documents
   w.size = w.flops;
   return w;
@@ -223,14 +223,14 @@ Work compact_router(const OpList& list, const Op& op, int step) { return memory_
 Work router_loss(const OpList& list, const Op& op, int step) {
   return memory_bound(list, op, step, Family::Router, is_forward(step) ? list.tensor(op.inputs[0]).rows() * 4 : 0, is_forward(step) ? 3 : 1);
 }
-Work sort(const OpList& list, const Op& op, int step) { return memory_bound(list, op, step, Family::Permute, 0, is_forward(step) ? 5 : 1); }
+Work sort(const OpList& list, const Op& op, int step) { return memory_bound(list, op, step, Family::Permute, 0, is_forward(step) ? 2 : 1); }
 
 // Dense form: counts, and where the row map does not hold them the experts of the slots.
 Work permute(const OpList& list, const Op& op, int step) {
   const MoeAttr& a = std::get<MoeAttr>(op.attr);
   if (!is_forward(step)) return memory_bound(list, op, step, Family::Permute, 0, 2);
   const Bytes slots = list.tensor(op.inputs[0]).rows() * a.top_k * 4;
-  return memory_bound(list, op, step, Family::Permute, round_up(a.experts * 4, 256) + slots, 7);
+  return memory_bound(list, op, step, Family::Permute, round_up(a.experts * 4, 256) + slots, 5);
 }
 
 Work score(const OpList& list, const Op& op, int step) {

@@ -27,7 +27,7 @@ struct Place {
 
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
-    gated_norm_forward_kernel(const __grid_constant__ GatedNormForwardParams p, bool vector) {
+    gated_norm_forward_kernel(const __grid_constant__ GatedNormForwardParams p, bool vector, bool weight_vector) {
   const GatedNormInputs& in = p.in;
   const std::int64_t index =
       blockIdx.x * static_cast<std::int64_t>(kThreads / kLanes) + threadIdx.x / kLanes;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < 8; ++i) sum += o.x[i] * o.x[i];
   const float rstd = rsqrtf(lane_sum<kLanes>(sum) / static_cast<float>(in.width) + in.epsilon);
   if (!at.active) return;
-  const Vector w = Vector::load(in.weight + at.column, true);
+  const Vector w = Vector::load(in.weight + at.column, weight_vector);
   Vector y;
 #pragma unroll
   for (int i = 0; i < 8; ++i) y.x[i] = w.x[i] * o.x[i] * rstd * z.x[i] * sigmoid(z.x[i]);
@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(kThreads)
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
     gated_norm_backward_kernel(const __grid_constant__ GatedNormBackwardParams p, float* parts,
-                               bool vector, bool out_vector) {
+                               bool vector, bool out_vector, bool weight_vector) {
   __shared__ float sums[kThreads / kLanes][kLanes * 8];
   const GatedNormInputs& in = p.in;
   const std::int64_t rows = in.tokens * in.heads;
   constexpr int kGroups = kThreads / kLanes;
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kGroups;
   const int column = threadIdx.x % kLanes * 8;
-  const Vector w = column < in.width ? Vector::load(in.weight + column, true) : Vector::zero();
+  const Vector w = column < in.width ? Vector::load(in.weight + column, weight_vector) : Vector::zero();
   float d_weight[8] = {};
   for (std::int64_t base = blockIdx.x * static_cast<std::int64_t>(kGroups); base < rows;
        base += stride) {
@@ -124,7 +124,7 @@ void gated_norm_forward(const GatedNormForwardParams& p, const LaunchContext& co
   if (rows == 0) return;
   const auto kernel = lanes == 16 ? gated_norm_forward_kernel<16> : gated_norm_forward_kernel<32>;
   kernel<<<static_cast<unsigned>((rows + rows_per_cta - 1) / rows_per_cta), kThreads, 0,
-           context.stream>>>(p, vector_rows(p.in.z, p.in.z_stride, 8));
+           context.stream>>>(p, vector_rows(p.in.z, p.in.z_stride, 8), vector_rows(p.in.weight, 8, 8));
   check_launch("gated_norm_forward_kernel");
 }
 
@@ -139,7 +139,7 @@ void gated_norm_backward(const GatedNormBackwardParams& p, const LaunchContext& 
   const auto kernel =
       in.width <= 128 ? gated_norm_backward_kernel<16> : gated_norm_backward_kernel<32>;
   kernel<<<static_cast<unsigned>(parts), kThreads, 0, context.stream>>>(
-      p, sums, vector_rows(in.z, in.z_stride, 8), vector_rows(p.dz, p.dz_stride, 8));
+      p, sums, vector_rows(in.z, in.z_stride, 8), vector_rows(p.dz, p.dz_stride, 8), vector_rows(in.weight, 8, 8));
   check_launch("gated_norm_backward_kernel");
   gated_norm_weight_kernel<<<static_cast<unsigned>(in.width), 256, 0, context.stream>>>(
       sums, parts, in.width, p.d_weight);

@@ -13,7 +13,10 @@ struct Part {
   float top = -INFINITY, sum = 0.0f;
   __device__ void add(const Part& o) {
     const float most = fmaxf(top, o.top);
-    if (most == -INFINITY) return;
+    if (most == -INFINITY) { // 0, or NaN where one was met
+      sum += o.sum;
+      return;
+    }
     sum = sum * expf(top - most) + o.sum * expf(o.top - most);
     top = most;
   }
@@ -27,7 +30,12 @@ __device__ Part row_part(const Matrix& logits, std::int64_t r) {
     float most = p.top;
 #pragma unroll
     for (int i = 0; i < N; ++i) most = fmaxf(most, x.x[i]);
-    if (most == -INFINITY) continue;
+    if (most == -INFINITY) { // -inf, or NaN, which fmaxf passes over
+#pragma unroll
+      for (int i = 0; i < N; ++i)
+        if (x.x[i] != -INFINITY) p.sum += x.x[i];
+      continue;
+    }
     float sum = p.sum * expf(p.top - most);
 #pragma unroll
     for (int i = 0; i < N; ++i) sum += expf(x.x[i] - most);

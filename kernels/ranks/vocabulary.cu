@@ -24,13 +24,19 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(Matrix logits, Matrix l
   float top = -INFINITY, sum = 0.0f;
   for (std::int64_t c = threadIdx.x; c < logits.cols; c += kThreads) {
     const float x = load_value(logits, r, c), most = fmaxf(top, x);
-    if (most == -INFINITY) continue;
+    if (most == -INFINITY) { // -inf, or NaN, which fmaxf passes over
+      if (x != -INFINITY) sum += x;
+      continue;
+    }
     sum = sum * expf(top - most) + expf(x - most);
     top = most;
   }
   auto add = [&](float other_top, float other_sum) {
     const float most = fmaxf(top, other_top);
-    if (most == -INFINITY) return;
+    if (most == -INFINITY) { // 0, or NaN where one was met
+      sum += other_sum;
+      return;
+    }
     sum = sum * expf(top - most) + other_sum * expf(other_top - most);
     top = most;
   };

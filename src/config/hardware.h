@@ -24,6 +24,10 @@ struct EfficiencyRow {
   std::string op = {};   // "gdn_pre": Work::op of src/model/provider.h; empty: any
 };
 
+// What `family` and `op` may be; a test holds them to the names of src/model.
+const std::vector<std::string>& efficiency_families();
+const std::vector<std::string>& efficiency_ops();
+
 struct CollectiveRow {
   std::string kind;      // all_reduce | all_gather | reduce_scatter | all_to_all | p2p
   std::string link = "scale_up"; // scale_up | network

@@ -79,12 +79,14 @@ std::string word(const Node& node) {
   return text;
 }
 
+const std::vector<std::string> kProviders{"upstream", "own", "cpu"};
+
 EfficiencyRow read_efficiency(const Node& node) {
   EfficiencyRow row;
   Fields f(node);
-  if (const Node* n = f.require("provider")) row.provider = as_choice(*n, {"upstream", "own", "cpu"});
-  if (const Node* n = f.require("family")) row.family = word(*n);
-  if (const Node* n = f.find("op")) row.op = word(*n);
+  if (const Node* n = f.require("provider")) row.provider = as_choice(*n, kProviders);
+  if (const Node* n = f.require("family")) row.family = as_choice(*n, efficiency_families());
+  if (const Node* n = f.find("op")) row.op = as_choice(*n, efficiency_ops());
   if (const Node* n = f.require("pass"))
     row.pass = as_choice(*n, {"forward", "backward", "dgrad", "wgrad", "any"});
   if (const Node* n = f.find("size"); n && !is_none(*n)) row.size = as_double(*n, 1e-300, 1e300);
@@ -102,7 +104,7 @@ CollectiveRow read_collective(const Node& node) {
   Fields f(node);
   if (const Node* n = f.require("kind"))
     row.kind = as_choice(*n, {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"});
-  if (const Node* n = f.find("provider")) row.provider = as_choice(*n, {"upstream", "own", "cpu"});
+  if (const Node* n = f.find("provider")) row.provider = as_choice(*n, kProviders);
   if (const Node* n = f.find("link")) row.link = as_choice(*n, {"scale_up", "network"});
   if (const Node* n = f.require("share")) {
     row.share = as_double(*n, 0, 1);
@@ -121,7 +123,7 @@ ReserveRow read_reserve(const Node& node) {
   if (const Node* n = f.find("per")) row.per = as_choice(*n, {"process", "communicator", "peer", "network", "allocator"});
   if (const Node* n = f.require("bytes")) row.bytes = byte_size(*n);
   f.read("channels", row.channels, 1, 1024);
-  if (const Node* n = f.find("provider")) row.provider = as_choice(*n, {"upstream", "own", "cpu"});
+  if (const Node* n = f.find("provider")) row.provider = as_choice(*n, kProviders);
   f.need("source", row.source);
   f.done();
   return row;
@@ -135,6 +137,22 @@ void refuse_repeated(const Hardware& h, const EfficiencyRow& row, const Node& no
 }
 
 } // namespace
+
+const std::vector<std::string>& efficiency_families() {
+  static const std::vector<std::string> names{"gemm", "grouped_gemm", "attention", "rule", "conv", "norm", "elementwise", "permute", "router",
+                                              "cross_entropy", "embedding", "optimizer"};
+  return names;
+}
+
+const std::vector<std::string>& efficiency_ops() {
+  static const std::vector<std::string> names{
+      "data", "view", "copy", "residual_add", "all_to_all", "all_gather", "reduce_scatter", "all_reduce", "rms_norm", "linear", "conv_silu",
+      "conv", "silu", "l2norm", "expand_heads", "gates", "rule", "gdn2_gates", "gdn2_rule", "gated_norm", "gdn_pre", "head_norm", "rope",
+      "core_attention", "output_gate", "router", "permute", "dispatch", "expert_fc1", "expert_fc2", "swiglu_prob", "combine_dispatch",
+      "unpermute", "swiglu", "shared_gate", "embedding", "concat", "lm_head", "cross_entropy", "linear_cross_entropy", "loss_sum", "gdn2_pre",
+      "attention_pre", "top_k", "router_loss", "sort", "gather", "shared_score"};
+  return names;
+}
 
 std::vector<ReserveRow> Hardware::reserve_of(std::string_view whose) const {
   auto is = [&](const ReserveRow& r) { return r.provider == whose; };
@@ -179,9 +197,20 @@ Hardware read_hardware(const Node& map) {
       h.efficiencies.push_back(std::move(row));
     }
   if (const Node* n = f.find("collectives"))
-    for (const Node& item : list_of(*n).items) h.collectives.push_back(read_collective(item));
+    for (const Node& item : list_of(*n).items) {
+      CollectiveRow row = read_collective(item);
+      for (const CollectiveRow& o : h.collectives)
+        if (o.provider == row.provider && o.kind == row.kind && o.link == row.link)
+          item.fail(fmt::format("a second row for {}{}{} on link {}", row.provider, row.provider.empty() ? "" : " ", row.kind, row.link));
+      h.collectives.push_back(std::move(row));
+    }
   if (const Node* n = f.find("reserve"))
-    for (const Node& item : list_of(*n).items) h.reserve.push_back(read_reserve(item));
+    for (const Node& item : list_of(*n).items) {
+      ReserveRow row = read_reserve(item);
+      for (const ReserveRow& o : h.reserve)
+        if (o.provider == row.provider && o.name == row.name) item.fail(fmt::format("a second row '{}'{}{}", row.name, row.provider.empty() ? "" : " of provider ", row.provider));
+      h.reserve.push_back(std::move(row));
+    }
   f.done();
   return h;
 }

@@ -97,16 +97,27 @@ CostModel::Curve& CostModel::curve(const model::Work& work, std::string_view pas
     };
     std::string from;
     // What Megatron's users run is measured far and wide and may stand in; our kernels say nothing about theirs.
-    for (const std::string& provider : {provider_, std::string("upstream")})
-      if (from.empty() && ((!work.op.empty() && collect(provider, work.op)) || collect(provider, ""))) from = provider;
+    bool others = false; // the provider's rows are of other ops of the family
+    for (const std::string& provider : {provider_, std::string("upstream")}) {
+      if (!from.empty()) break;
+      if (!work.op.empty() && collect(provider, work.op)) from = provider;
+      else if (collect(provider, "")) {
+        from = provider;
+        others = !work.op.empty() && std::any_of(hardware_.efficiencies.begin(), hardware_.efficiencies.end(), [&](const config::EfficiencyRow& r) {
+          return r.provider == provider && r.family == name && !r.op.empty();
+        });
+      }
+    }
     const std::string key = fmt::format("efficiency.{}.{}.{}", provider_, name, pass);
-    curve.doubt = from.empty() ? kDefaulted : from != provider_ ? kBorrowed : kMeasured;
+    curve.doubt = from.empty() ? kDefaulted : from != provider_ || others ? kBorrowed : kMeasured;
     if (from.empty()) {
       curve.points.push_back({0, default_efficiency(family, pass != "forward")});
       assume(key, fmt::format("{} {}: {:.2f} of the {} (no measurement in profile '{}')", name, pass, curve.points[0].second,
                               memory_bound(family) ? "bandwidth" : "dense peak", hardware_.name));
     } else if (from != provider_) {
       assume(key, fmt::format("{} {}: efficiency borrowed from provider '{}'", name, pass, from));
+    } else if (others) {
+      assume(fmt::format("efficiency.{}.{}.{}", provider_, work.op, pass), fmt::format("{} {}: efficiency of other ops of family {} (this one is not measured)", work.op, pass, name));
     }
     std::sort(curve.points.begin(), curve.points.end());
   }

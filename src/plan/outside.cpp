@@ -41,7 +41,7 @@ std::vector<OutsideRow> outside_rows(const config::Model& model, const config::R
   std::vector<OutsideRow> out;
   const std::vector<Communicator> groups = communicators(model, run);
   for (const config::ReserveRow& row : hardware.reserve_of(provider)) {
-    if (row.per == "process" || (row.per == "allocator" && run.stack != "megatron")) out.push_back({row.name, row.source, row.bytes});
+    if (row.per == "process" || (row.per == "allocator" && run.stack != "megatron" && provider == "upstream")) out.push_back({row.name, row.source, row.bytes});
     if (row.per == "allocator" || row.per == "process") continue;
     for (const Communicator& c : groups) {
       auto add = [&](std::string what, Bytes bytes) { out.push_back({fmt::format("NCCL, {} ({} ranks): {}", c.name, c.ranks, what), row.source, bytes}); };

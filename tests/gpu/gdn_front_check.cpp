@@ -288,19 +288,19 @@ void check_front(const Shape& s) {
   std::printf("\n");
 }
 
-// Gated norm: o [tokens, heads, width], z a slice of rows `pad` elements wider.
+// Gated norm: o [tokens, heads, width], z a slice of rows `pad` elements wider, the weight as far from its alignment.
 struct NormRunner {
   NormRunner(int tokens, int heads, int width, int pad, double size)
       : n(tokens), heads(heads), width(width), stride(heads * width + pad),
         o(random_values<Bf16>(std::size_t(n) * heads * width, 1, size)),
         z(random_values<Bf16>(std::size_t(n) * stride, 2)),
         w(random_values<Bf16>(width, 3, 0.3, 1)), dy(random_values<Bf16>(o.size(), 4)), d_o(o),
-        d_z(z), d_w(w), d_dy(dy), y(o.size()), grad_o(o.size()), grad_z(z.size()),
+        d_z(z), d_w(behind(pad, w)), d_dy(dy), y(o.size()), grad_o(o.size()), grad_z(z.size()),
         rstd(std::size_t(n) * heads), grad_w(width),
         scratch(kernels::gated_norm_backward_scratch(n, heads, width)) {
     context.scratch = scratch.get();
     context.scratch_bytes = static_cast<std::int64_t>(scratch.size());
-    f.in = {n, heads, width, d_o.get(), d_z.get() + pad, stride, d_w.get(), 1e-6f};
+    f.in = {n, heads, width, d_o.get(), d_z.get() + pad, stride, d_w.get() + pad, 1e-6f};
     f.y = y.get();
     f.rstd = rstd.get();
     b.in = f.in;
@@ -318,6 +318,10 @@ struct NormRunner {
   void backward(cudaStream_t stream) {
     context.stream = stream;
     kernels::gated_norm_backward(b, context);
+  }
+  static std::vector<Bf16> behind(int pad, std::vector<Bf16> x) {
+    x.insert(x.begin(), static_cast<std::size_t>(pad), Bf16{});
+    return x;
   }
   int n, heads, width, stride;
   std::vector<Bf16> o, z, w, dy;

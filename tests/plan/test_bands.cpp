@@ -69,3 +69,17 @@ TEST_CASE("stack native is priced with our kernels, unless others are named") {
   // A step of 138 ms was measured on an H200 (README).
   CHECK(std::fabs(own.evaluate({}).step_seconds / 0.138 - 1) < 0.05);
 }
+
+TEST_CASE("the names that a hardware file may give rows to are those of the model") {
+  const std::vector<std::string>& families = config::efficiency_families();
+  for (int f = 0; f < static_cast<int>(model::Family::None); ++f)
+    CHECK(std::count(families.begin(), families.end(), model::name_of(static_cast<model::Family>(f))) == 1);
+  CHECK(families.size() == static_cast<std::size_t>(model::Family::None));
+  const std::vector<std::string>& ops = config::efficiency_ops();
+  for (int k = 0; k < static_cast<int>(model::OpKind::Toy); ++k) {
+    const auto kind = static_cast<model::OpKind>(k);
+    if (kind == model::OpKind::GroupedLinear) continue; // expert_fc1, expert_fc2
+    CHECK(std::count(ops.begin(), ops.end(), model::name_of(kind)) == 1);
+  }
+  CHECK(ops.size() == static_cast<std::size_t>(model::OpKind::Toy) + 1);
+}

@@ -308,6 +308,10 @@ TEST_CASE("hardware files: what is wrong is said with its place") {
   CHECK(has(share, "].value: expected a number from 0 to 1, got '1.78"));
   CHECK(has(refused("pass: any", "pass: fwd"), "unknown value 'fwd'"));
   CHECK(has(refused("size: 512", "size: 320"), "a second efficiency for upstream grouped_gemm forward at the same size"));
+  CHECK(has(refused("family: attention", "family: atention"), "unknown value 'atention'; did you mean 'attention'?"));
+  CHECK(has(refused("family: norm\n", "family: norm\n    op: gatednorm\n"), "unknown value 'gatednorm'; did you mean 'gated_norm'?"));
+  CHECK(has(refused("kind: all_gather", "kind: all_reduce"), "a second row for all_reduce on link scale_up"));
+  CHECK(has(refused("name: nccl_peer", "name: nccl_ring"), "a second row 'nccl_ring'"));
   CHECK(has(refused("bf16:\n  value: 989 TFLOP/s\n  source:", "bf16:\n  value: 989 TFLOP/s\n  origin:"), "bf16: unknown key 'origin'"));
 }
 

@@ -4,6 +4,13 @@
 #include <functional>
 #include <numeric>
 
+#include <fmt/format.h>
+
+#include "config/hardware_io.h"
+#include "config/yaml.h"
+#include "core/error.h"
+#include "trainer/bench/profile_text.h"
+
 namespace gdn::trainer::bench {
 
 namespace {
@@ -66,14 +73,17 @@ std::vector<CollectiveTime> time_collectives(World& world, Device& device, int r
 }
 
 std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveTime>& times, const config::Hardware& hardware, const std::string& provider,
-                                                   const std::string& source) {
+                                                   const std::string& source, const std::string& link) {
+  const BytesPerSecond rate = link == "network" ? hardware.network : hardware.scale_up;
+  if (rate <= 0) throw Error(ErrorCode::Usage, fmt::format("profile '{}' has no {}: the rate that shares are of", hardware.name, link));
   std::vector<config::CollectiveRow> rows;
   for (size_t first = 0; first < times.size();) {
     std::vector<CollectiveSample> samples;
     size_t end = first;
     for (; end < times.size() && times[end].kind == times[first].kind; ++end) samples.push_back({times[end].wire, times[end].seconds});
-    rows.push_back(fit_collective(times[first].kind, samples, hardware.scale_up, source));
+    rows.push_back(fit_collective(times[first].kind, samples, rate, source));
     rows.back().provider = provider;
+    rows.back().link = link;
     first = end;
   }
   return rows;
@@ -84,6 +94,17 @@ void replace_collectives(config::Hardware& hardware, const std::vector<config::C
     return std::any_of(rows.begin(), rows.end(), [&](const config::CollectiveRow& r) { return r.provider == old.provider && r.kind == old.kind && r.link == old.link; });
   });
   hardware.collectives.insert(hardware.collectives.begin(), rows.begin(), rows.end());
+}
+
+std::string with_collectives(const std::string& text, const std::string& file, const std::vector<config::CollectiveRow>& rows) {
+  config::Hardware wanted = config::read_hardware(config::parse_yaml(text, file));
+  replace_collectives(wanted, rows);
+  std::vector<std::string> lines;
+  auto key_of = [](const config::CollectiveRow& r) { return fmt::format("- {{provider: {}, kind: {}, link: {},", r.provider, r.kind, r.link); };
+  for (const config::CollectiveRow& r : rows) lines.push_back(fmt::format("  {} share: {}, latency: {} s, source: \"{}\"}}\n", key_of(r), r.share, r.latency, r.source));
+  return text_of(with_rows(text, "collectives", lines, [&](const std::string& line) {
+    return std::any_of(rows.begin(), rows.end(), [&](const config::CollectiveRow& r) { return line.find(key_of(r)) != std::string::npos; });
+  }), wanted, file);
 }
 
 } // namespace gdn::trainer::bench

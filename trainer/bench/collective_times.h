@@ -20,11 +20,15 @@ struct CollectiveTime {
 // Device::connect's. Messages (p2p) go from rank 0 to rank 1.
 std::vector<CollectiveTime> time_collectives(World& world, Device& device, int repeats);
 
-// A row of `provider` for each kind, inside the scale-up domain: its latency and its share of the profile's link.
+// A row of `provider` for each kind on `link` ("scale_up", "network"): its latency and its share of the profile's rate of
+// the link. Throws Error{Usage} where the profile has none.
 std::vector<config::CollectiveRow> fit_collectives(const std::vector<CollectiveTime>& times, const config::Hardware& hardware, const std::string& provider,
-                                                   const std::string& source);
+                                                   const std::string& source, const std::string& link = "scale_up");
 
 // The rows take the place of those of the same provider, kind and link.
 void replace_collectives(config::Hardware& hardware, const std::vector<config::CollectiveRow>& rows);
+
+// The text of a hardware file with `rows` in it, its other lines kept as by with_efficiencies.
+std::string with_collectives(const std::string& text, const std::string& file, const std::vector<config::CollectiveRow>& rows);
 
 } // namespace gdn::trainer::bench

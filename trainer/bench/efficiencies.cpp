@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -11,6 +10,7 @@
 #include "config/hardware_io.h"
 #include "config/yaml.h"
 #include "core/error.h"
+#include "trainer/bench/profile_text.h"
 
 namespace gdn::trainer::bench {
 
@@ -60,7 +60,7 @@ void merge(std::vector<Point>& points, size_t most) {
 }
 
 bool same_kind(const config::EfficiencyRow& a, const config::EfficiencyRow& b) {
-  return a.provider == b.provider && a.family == b.family && a.pass == b.pass;
+  return a.provider == b.provider && a.family == b.family && a.op == b.op && a.pass == b.pass;
 }
 
 bool replaced(const config::EfficiencyRow& row, const std::vector<config::EfficiencyRow>& rows) {
@@ -69,18 +69,15 @@ bool replaced(const config::EfficiencyRow& row, const std::vector<config::Effici
 
 double rounded(double value, int digits) { return std::stod(fmt::format("{:.{}g}", value, digits)); }
 
+// How the line of a row begins.
+std::string key_of(const config::EfficiencyRow& r) {
+  return fmt::format("- {{provider: {}, family: {},{} pass: {},", r.provider, r.family, r.op.empty() ? "" : fmt::format(" op: {},", r.op), r.pass);
+}
+
 std::string line_of(const config::EfficiencyRow& r) {
   std::string source = r.source;
   std::replace(source.begin(), source.end(), '"', '\'');
-  return fmt::format("  - {{provider: {}, family: {},{} pass: {},{} value: {}, source: \"{}\"}}\n", r.provider, r.family,
-                     r.op.empty() ? "" : fmt::format(" op: {},", r.op), r.pass, r.size ? fmt::format(" size: {},", *r.size) : "", r.value, source);
-}
-
-std::string efficiencies_of(const config::Hardware& h) {
-  std::vector<std::string> lines;
-  for (const config::EfficiencyRow& r : h.efficiencies) lines.push_back(line_of(r));
-  std::sort(lines.begin(), lines.end());
-  return fmt::format("{}", fmt::join(lines, ""));
+  return fmt::format("  {}{} value: {}, source: \"{}\"}}\n", key_of(r), r.size ? fmt::format(" size: {},", *r.size) : "", r.value, source);
 }
 
 } // namespace
@@ -89,19 +86,16 @@ std::vector<config::EfficiencyRow> fit_efficiencies(const std::vector<Sample>& s
                                                     const std::string& provider, DType dtype, const std::string& source, int most) {
   const double peak = dtype == DType::FP32 ? hardware.bf16 / 2 : hardware.bf16; // tf32 units, as in src/cost
   std::map<std::tuple<Family, std::string, std::string_view>, std::vector<Point>> points; // by family, pass, op; "": all of the family
-  std::map<Family, std::set<std::string_view>> ops;
   for (const Sample& s : samples) {
     if (s.work.family == Family::None || s.seconds <= 0) continue;
     const Point p = point_of(s, hardware, peak);
     if (p.ideal <= 0) continue;
     points[{s.work.family, s.pass, ""}].push_back(p);
     if (!s.work.op.empty()) points[{s.work.family, s.pass, s.work.op}].push_back(p);
-    ops[s.work.family].insert(s.work.op);
   }
   std::vector<config::EfficiencyRow> rows;
   for (auto& [key, of] : points) {
     const auto& [family, pass, op] = key;
-    if (!op.empty() && ops[family].size() == 1) continue; // the family's own rows say it
     if (std::any_of(of.begin(), of.end(), [](const Point& p) { return !p.hidden; })) std::erase_if(of, [](const Point& p) { return p.hidden; });
     merge(of, static_cast<size_t>(most));
     for (const Point& p : of)
@@ -118,35 +112,11 @@ void replace_efficiencies(config::Hardware& hardware, const std::vector<config::
 std::string with_efficiencies(const std::string& text, const std::string& file, const std::vector<config::EfficiencyRow>& rows) {
   config::Hardware wanted = config::read_hardware(config::parse_yaml(text, file));
   replace_efficiencies(wanted, rows);
-  std::string out;
-  bool inside = false, written = false;
-  auto write = [&] {
-    for (const config::EfficiencyRow& r : rows) out += line_of(r);
-    written = true;
-  };
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
-    const std::string line = text.substr(at, end - at);
-    at = end;
-    const bool indented = line.starts_with(" ") || line.starts_with("-");
-    if (inside && !indented) { // behind the last row
-      write();
-      inside = false;
-    }
-    if (line.starts_with("efficiencies:")) inside = true;
-    bool drop = false;
-    if (inside && line.find("- {provider:") != std::string::npos)
-      for (const config::EfficiencyRow& r : rows)
-        drop |= line.find(fmt::format("{{provider: {}, family: {},", r.provider, r.family)) != std::string::npos &&
-                line.find(fmt::format(" pass: {},", r.pass)) != std::string::npos;
-    if (!drop) out += line;
-  }
-  if (inside) write();
-  if (written) try {
-      if (efficiencies_of(config::read_hardware(config::parse_yaml(out, file))) == efficiencies_of(wanted)) return out;
-    } catch (const Error&) { // the rows are written in another form
-    }
-  return config::to_yaml(config::to_node(wanted));
+  std::vector<std::string> lines;
+  for (const config::EfficiencyRow& r : rows) lines.push_back(line_of(r));
+  return text_of(with_rows(text, "efficiencies", lines, [&](const std::string& line) {
+    return std::any_of(rows.begin(), rows.end(), [&](const config::EfficiencyRow& r) { return line.find(key_of(r)) != std::string::npos; });
+  }), wanted, file);
 }
 
 config::CollectiveRow fit_collective(const std::string& kind, const std::vector<CollectiveSample>& samples, BytesPerSecond rate,

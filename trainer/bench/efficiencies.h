@@ -18,13 +18,12 @@ struct Sample {
 };
 
 // Rows of `provider` that make the cost model's total time of the samples of each (family, pass, size) the
-// measured one, for all ops of a family and, where it has several, for each (Work::op). Sizes closer than a tenth are one
-// row; at most `most` rows a family, op and pass. A sample whose
-// time its bytes explain says nothing about the matrix units and is used only where no other is. At most 1.
+// measured one, for all ops of a family and for each (Work::op). Sizes closer than a tenth are one row; at most `most` rows a
+// family, op and pass. A sample whose time its bytes explain says nothing about the matrix units and is used only where no other is. At most 1.
 std::vector<config::EfficiencyRow> fit_efficiencies(const std::vector<Sample>& samples, const config::Hardware& hardware,
                                                     const std::string& provider, DType dtype, const std::string& source, int most = 12);
 
-// The rows take the place of those of the same provider, family and pass, whatever their ops.
+// The rows take the place of those of the same provider, family, op and pass.
 void replace_efficiencies(config::Hardware& hardware, const std::vector<config::EfficiencyRow>& rows);
 
 // The text of a hardware file with `rows` in it, as replace_efficiencies does to what it says. Keeps all other

@@ -108,7 +108,7 @@ std::vector<OpTime> time_ops(const Setup& setup, Device& device, Bytes budget, i
   Session session(setup.profile.model, run, cold, budget);
   session.parameters().initialise(setup.train.seed);
   session.use(setup.setting, Checks{.poison = false, .equality = false});
-  const auto tokens = open_tokens({.seed = setup.train.seed}, ".", setup.profile.model.vocab, run.seq, run.settings.packed);
+  const auto tokens = open_tokens({.seed = setup.train.seed}, ".", setup.profile.model.vocab, run);
   const std::vector<Batch> batches = step_batches(*tokens, run, 0);
   session.run(batches);
   OpTimes times(session);

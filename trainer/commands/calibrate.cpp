@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <memory>
+#include <numeric>
+#include <set>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "config/hardware_io.h"
 #include "config/text.h"
@@ -35,13 +38,57 @@ struct CalibrateOptions : CommonOptions {
 
 bool is_file(const std::string& what) { return what.ends_with(".yaml") || what.ends_with(".yml") || what.find('/') != std::string::npos; }
 
-// The settings with each stack, or as they are where they name one.
-std::vector<std::vector<config::Setting>> of_both_stacks(const std::vector<config::Setting>& settings) {
-  if (std::any_of(settings.begin(), settings.end(), [](const config::Setting& s) { return s.key == "stack"; })) return {settings};
-  std::vector<std::vector<config::Setting>> each(2, settings);
-  each[0].push_back({"stack", "native", "--stack"});
-  each[1].push_back({"stack", "megatron", "--stack"});
-  return each;
+// The configurations as they are timed: with --stack in that one, else in both, but for one that a configuration is not
+// legal in. All are read before anything is timed.
+std::vector<Setup> setups_of(const CalibrateOptions& o) {
+  std::vector<std::string> configs{o.config}, stacks{"native", "megatron"};
+  configs.insert(configs.end(), o.also.begin(), o.also.end());
+  const bool chosen = std::any_of(o.settings.begin(), o.settings.end(), [](const config::Setting& s) { return s.key == "stack"; });
+  std::vector<Setup> setups;
+  for (const std::string& config : configs) {
+    if (chosen) {
+      setups.push_back(load_setup(config, o.settings));
+      continue;
+    }
+    std::vector<Error> refused;
+    for (const std::string& stack : stacks) {
+      std::vector<config::Setting> settings = o.settings;
+      settings.push_back({"stack", stack, "--stack"});
+      try {
+        setups.push_back(load_setup(config, settings));
+      } catch (const Error& e) {
+        refused.push_back(e);
+        if (refused.size() == stacks.size()) throw refused.front();
+        say(fmt::format("{} is not timed in stack {}: {}", config, stack, e.what()));
+      }
+    }
+  }
+  const Setup& first = setups.front();
+  for (const Setup& s : setups) {
+    if (s.profile.run.dtype != first.profile.run.dtype)
+      throw Error(ErrorCode::Usage, fmt::format("{} is {}, {} is {}: rows of one file are of one dtype", first.file.string(), name_of(first.profile.run.dtype), s.file.string(),
+                                                name_of(s.profile.run.dtype)));
+    if (o.hardware.empty() && s.profile.hardware != first.profile.hardware)
+      throw Error(ErrorCode::Usage, fmt::format("{} names hardware '{}', {} '{}'", first.file.string(), first.profile.hardware, s.file.string(), s.profile.hardware),
+                  "--hardware says which profile the rows are for");
+  }
+  return setups;
+}
+
+// The link between these ranks: one machine's, or the network where each has a machine of its own.
+std::string link_of(World& host) {
+  std::vector<int> everybody(static_cast<size_t>(host.size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  constexpr size_t kName = 256;
+  std::vector<std::byte> mine(kName), all(kName * everybody.size());
+  gethostname(reinterpret_cast<char*>(mine.data()), kName - 1);
+  host.group(everybody)->all_gather(mine.data(), all.data(), kName);
+  std::set<std::string> machines;
+  for (size_t r = 0; r < everybody.size(); ++r) machines.insert(reinterpret_cast<const char*>(all.data() + r * kName));
+  if (machines.size() == 1) return "scale_up";
+  if (machines.size() == everybody.size()) return "network";
+  throw Error(ErrorCode::Usage, fmt::format("calibrate: {} ranks on {} machines: their exchanges would be of both links", everybody.size(), machines.size()),
+              "start all on one machine, or one on each");
 }
 
 // Time of a step's ops by the measurements and by the cost model.
@@ -65,7 +112,7 @@ int calibrate_exchanges(const CalibrateOptions& o, World& host) {
 #endif
   const std::string source = fmt::format("measured on {} {}: gdntrain calibrate; {}", host.size(), device->name(), versions);
   config::Hardware after = before;
-  const std::vector<config::CollectiveRow> rows = bench::fit_collectives(times, before, std::string(device->provider().name()), source);
+  const std::vector<config::CollectiveRow> rows = bench::fit_collectives(times, before, std::string(device->provider().name()), source, link_of(host));
   bench::replace_collectives(after, rows);
   if (host.rank() > 0) return 0;
 
@@ -93,8 +140,8 @@ int calibrate_exchanges(const CalibrateOptions& o, World& host) {
   d.table(std::move(t));
   const std::filesystem::path written = o.output_folder() / "collectives.yaml";
   write_atomically(written, config::to_yaml(measured));
-  const std::string file = !o.file.empty() ? o.file : (o.output_folder() / (before.name + ".yaml")).string();
-  write_atomically(file, config::to_yaml(config::to_node(after)));
+  const std::string file = !o.file.empty() ? o.file : is_file(wanted) ? wanted : (o.output_folder() / (before.name + ".yaml")).string();
+  write_atomically(file, is_file(wanted) ? bench::with_collectives(config::read_text_file(wanted), wanted, rows) : config::to_yaml(config::to_node(after)));
   d.line(fmt::format("Written: {}, {}", written.string(), file));
   print(d);
   return 0;
@@ -106,29 +153,21 @@ int calibrate(const CalibrateOptions& o) {
   if (!device->asynchronous()) say("on the CPU: efficiencies of reference arithmetic, of use for trying the command out");
   const int steps = o.repeats > 0 ? o.repeats : device->asynchronous() ? 10 : 2;
   const std::string provider{device->provider().name()};
-  std::vector<std::string> configs{o.config};
-  configs.insert(configs.end(), o.also.begin(), o.also.end());
-
+  const std::vector<Setup> setups = setups_of(o);
+  const std::string wanted = o.hardware.empty() ? setups.front().profile.hardware : o.hardware;
+  const DType dtype = setups.front().profile.run.dtype;
+  const config::Parallel parallel = setups.front().profile.run.parallel;
   std::vector<bench::Sample> samples;
-  std::string wanted = o.hardware, models;
-  DType dtype = DType::BF16;
-  config::Parallel parallel;
-  for (const std::string& config : configs) {
-    for (const std::vector<config::Setting>& settings : of_both_stacks(o.settings)) {
-      const Setup s = load_setup(config, settings);
-      if (wanted.empty()) wanted = s.profile.hardware;
-      dtype = s.profile.run.dtype;
-      parallel = s.profile.run.parallel;
-      for (const bench::OpTime& op : bench::time_ops(s, *device, o.budget_bytes(*device), steps))
-        if (!op.communicates) samples.push_back({op.work, op.pass, op.seconds, op.runs});
-    }
-    models += (models.empty() ? "" : ", ") + std::filesystem::path(config).stem().string();
+  std::vector<std::string> models;
+  for (const Setup& s : setups) {
+    for (const bench::OpTime& op : bench::time_ops(s, *device, o.budget_bytes(*device), steps))
+      if (!op.communicates) samples.push_back({op.work, op.pass, op.seconds, op.runs});
+    if (const std::string name = s.file.stem().string(); models.empty() || models.back() != name) models.push_back(name);
   }
-
   const config::Hardware before = config::Profiles().hardware(wanted);
   if (before.device_name != device->name())
     say(fmt::format("profile '{}' is of '{}', measured on '{}'", before.name, before.device_name, device->name()));
-  const std::string source = fmt::format("measured on one {}: gdntrain calibrate, {}; {}", device->name(), models, bench::versions(device->asynchronous()));
+  const std::string source = fmt::format("measured on one {}: gdntrain calibrate, {}; {}", device->name(), fmt::join(models, ", "), bench::versions(device->asynchronous()));
   const std::vector<config::EfficiencyRow> rows = bench::fit_efficiencies(samples, before, provider, dtype, source);
   config::Hardware after = before;
   bench::replace_efficiencies(after, rows);

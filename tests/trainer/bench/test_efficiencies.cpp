@@ -118,11 +118,16 @@ TEST_CASE("ops of one family and size get rows of their own, and the family one 
   other.op = "l2norm"; // not measured: the family's
   CHECK(cost.seconds(other, "forward") == cost.seconds(work(Family::Norm, 0, 1'000'000'000, 1e9), "forward"));
 
-  // Through a file and back, where the new rows take the place of all old ones.
-  const std::string text = config::to_yaml(config::to_node(config::read_hardware(config::parse_yaml(with_efficiencies(kFile, "h.yaml", fitted.efficiencies), "h.yaml"))));
-  const std::vector<config::EfficiencyRow> again = fit_efficiencies({{fast, "forward", ideal + launch, 1}}, h, "own", DType::BF16, "test");
-  const config::Hardware last = config::read_hardware(config::parse_yaml(with_efficiencies(text, "h.yaml", again), "h.yaml"));
-  CHECK(std::count_if(last.efficiencies.begin(), last.efficiencies.end(), [](const config::EfficiencyRow& r) { return r.provider == "own" && r.family == "norm" && r.pass == "forward"; }) == 1);
+  // Through a file and back: what is measured again takes the place of its own rows and of the family's, and of no other op's.
+  const std::string text = with_efficiencies(kFile, "h.yaml", fitted.efficiencies);
+  const config::Hardware last = config::read_hardware(config::parse_yaml(with_efficiencies(text, "h.yaml", fit_efficiencies({{fast, "forward", ideal + launch, 1}}, h, "own", DType::BF16, "test")), "h.yaml"));
+  const cost::CostModel later(last, "own", {}, DType::BF16);
+  CHECK(later.seconds(fast, "forward") == doctest::Approx(ideal + launch).epsilon(1e-5).scale(0));
+  CHECK(later.seconds(other, "forward") == doctest::Approx(ideal + launch).epsilon(1e-5).scale(0));
+  CHECK(later.seconds(slow, "forward") == doctest::Approx(ideal / 0.25 + launch).epsilon(1e-5).scale(0));
+  // An op that only other ops' rows stand for is doubted more, and named.
+  CHECK(later.doubt(other, "forward") > later.doubt(fast, "forward"));
+  CHECK(std::any_of(later.assumptions().begin(), later.assumptions().end(), [](const cost::Assumption& a) { return a.text.find("l2norm forward: efficiency of other ops of family norm") == 0; }));
 }
 
 TEST_CASE("what bytes explain says nothing about the matrix units") {
