@@ -1,6 +1,6 @@
 #include "planner/exploration.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "plan/explore.h"

@@ -1,7 +1,6 @@
 #include "planner/layouts.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "config/run_io.h"
 #include "config/yaml.h"

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "core/error.h"
 #include "model/modules.h"
@@ -106,7 +105,7 @@ void drop_foreign_modules(Case& c, const ModelOptions& o) {
 } // namespace
 
 Case load(const ModelOptions& o) {
-  std::optional<std::filesystem::path> folder, run;
+  std::optional<std::string> folder, run;
   if (!o.profiles_folder.empty()) folder = o.profiles_folder;
   if (!o.run_file.empty()) run = o.run_file;
   const config::Profiles profiles(folder);

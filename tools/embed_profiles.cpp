@@ -2,7 +2,7 @@
 #include <fstream>
 #include <string>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/packed.h"
 #include "config/text.h"

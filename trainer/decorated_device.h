@@ -1,4 +1,6 @@
 #pragma once
+#include <chrono>
+
 #include "trainer/device.h"
 
 namespace gdn::trainer {

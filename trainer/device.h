@@ -1,5 +1,4 @@
 #pragma once
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -71,11 +70,7 @@ public:
 
   virtual void run(const OpCall& call) = 0;
   // The same, waiting for it: seconds.
-  virtual Seconds run_timed(const OpCall& call) {
-    const auto start = std::chrono::steady_clock::now();
-    run(call);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
+  virtual Seconds run_timed(const OpCall& call);
   // Whether it can record passes, and a pass recorded: `pass` runs ops on the context's data (it is called twice, executed
   // once, and may neither allocate nor wait), in place of begin_step and running it. What the ops work on must stay where it is.
   virtual bool records() const { return false; }

@@ -3,7 +3,7 @@
 #include <map>
 #include <optional>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/profiles.h"
 #include "core/error.h"

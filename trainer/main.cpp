@@ -1,6 +1,6 @@
 #include <iostream>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "trainer/comm/launch.h"

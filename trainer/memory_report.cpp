@@ -1,6 +1,6 @@
 #include "trainer/memory_report.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace gdn::trainer {
 

@@ -1,6 +1,6 @@
 #include "trainer/setup.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/text.h"
 #include "config/yaml.h"

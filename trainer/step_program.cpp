@@ -1,6 +1,6 @@
 #include "trainer/step_program.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "model/stages.h"

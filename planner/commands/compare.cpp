@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "planner/commands/commands.h"
@@ -54,9 +54,9 @@ struct CompareCommand {
   // "FILE", or "FILE:SET" for one of its sets.
   static config::Profile read(const std::string& what) {
     const std::size_t colon = what.rfind(".yaml:");
-    if (colon == std::string::npos) return config::read_profile(std::filesystem::path(what));
+    if (colon == std::string::npos) return config::read_profile(what);
     const std::string set = what.substr(colon + 6);
-    config::Profile p = config::read_profile(std::filesystem::path(what.substr(0, colon + 5)));
+    config::Profile p = config::read_profile(what.substr(0, colon + 5));
     std::vector<std::string> names;
     for (const config::ProfileSet& s : p.sets) names.push_back(s.modules);
     std::erase_if(p.sets, [&](const config::ProfileSet& s) { return s.modules != set; });

@@ -1,6 +1,6 @@
 #include <optional>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "model/validate.h"

@@ -1,4 +1,6 @@
-#include <fmt/format.h>
+#include <filesystem>
+
+#include <fmt/core.h>
 
 #include "config/import.h"
 #include "config/run_io.h"

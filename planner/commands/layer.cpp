@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "config/run_io.h"
 #include "plan/layer_view.h"

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "config/hardware_io.h"
 #include "config/yaml.h"
@@ -17,7 +16,7 @@ struct ProfilesCommand {
   OutputOptions output;
 
   config::Profiles open() const {
-    return config::Profiles(folder.empty() ? std::optional<std::filesystem::path>{} : std::filesystem::path(folder));
+    return config::Profiles(folder.empty() ? std::nullopt : std::optional(folder));
   }
 
   int list() {

@@ -5,7 +5,7 @@
 #include <ostream>
 
 #include <CLI/CLI.hpp>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "cli/usage.h"
 #include "core/error.h"

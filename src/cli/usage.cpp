@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace gdn::cli {
 

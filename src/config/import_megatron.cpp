@@ -2,7 +2,7 @@
 #include <map>
 #include <optional>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/import.h"
 #include "config/model_io.h"

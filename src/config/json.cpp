@@ -3,7 +3,7 @@
 #include <cstring>
 #include <unordered_set>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include "config/text.h"

@@ -1,7 +1,7 @@
 #pragma once
 #include <string>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/node.h"
 

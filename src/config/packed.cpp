@@ -1,6 +1,6 @@
 #include "config/packed.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/node_path.h"
 

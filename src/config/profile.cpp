@@ -84,8 +84,8 @@ Profile read_profile(const Node& map) {
   return profile;
 }
 
-Profile read_profile(const std::filesystem::path& file) {
-  return read_profile(parse_yaml(read_text_file(file, kMeasurements), file.string(), kMeasurements));
+Profile read_profile(const std::string& file) {
+  return read_profile(parse_yaml(read_text_file(file, kMeasurements), file, kMeasurements));
 }
 
 } // namespace gdn::config

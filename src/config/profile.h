@@ -1,5 +1,4 @@
 #pragma once
-#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +35,6 @@ inline constexpr std::string_view kProfileSchema = "gdn.profile/1";
 std::string to_yaml(const Profile& profile);
 // Throws Error{Config} with file:line:column.
 Profile read_profile(const Node& map);
-Profile read_profile(const std::filesystem::path& file);
+Profile read_profile(const std::string& file);
 
 } // namespace gdn::config

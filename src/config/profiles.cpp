@@ -1,9 +1,9 @@
 #include "config/profiles.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "config/embedded.h"
 #include "config/hardware_io.h"
@@ -42,7 +42,7 @@ void set_model_key(Node& map, const Setting& s) {
 }
 
 ModelProfile read_hugging_face(const fs::path& file, const std::vector<Setting>& settings,
-                               const std::optional<fs::path>& run_file) {
+                               const std::optional<std::string>& run_file) {
   std::string text = read_text_file(file), shown = file.string();
   std::vector<std::string> notes;
   fs::path parent = fs::absolute(file).parent_path();
@@ -107,7 +107,7 @@ Setting parse_setting(const std::string& text, const std::string& where) {
 }
 
 ModelProfile read_model_profile(const Node& source, const std::vector<Setting>& settings,
-                                const std::optional<fs::path>& run_file) {
+                                const std::optional<std::string>& run_file) {
   Fields check(source); // throws unless a map
   ModelProfile p;
   Node map = source, run;
@@ -130,7 +130,7 @@ ModelProfile read_model_profile(const Node& source, const std::vector<Setting>& 
   p.model = read_model(map);
 
   apply(p.run, run);
-  if (run_file) apply(p.run, parse_yaml(read_text_file(*run_file), run_file->string()));
+  if (run_file) apply(p.run, parse_yaml(read_text_file(*run_file), *run_file));
   for (const Setting& s : settings) {
     if (is_model_setting(s.key)) continue;
     if (!find_run_key(s.key)) { // neither: the message offers both tables
@@ -175,14 +175,14 @@ Profiles::File Profiles::built_in(const EmbeddedFile& f) {
 
 Node Profiles::File::parse() const { return packed ? unpack(text, origin) : parse_yaml(text, origin); }
 
-Profiles::Profiles(std::optional<fs::path> folder) {
+Profiles::Profiles(std::optional<std::string> folder) {
   for (const EmbeddedFile& f : embedded_models()) models_.push_back(built_in(f));
   for (const EmbeddedFile& f : embedded_hardware()) hardware_.push_back(built_in(f));
   if (!folder) return;
   bool any = false;
   for (auto [sub, files] : {std::pair{"models", &models_}, std::pair{"hardware", &hardware_}}) {
     std::error_code ec;
-    fs::path dir = *folder / sub;
+    fs::path dir = fs::path(*folder) / sub;
     if (!fs::is_directory(dir, ec)) continue;
     any = true;
     std::vector<fs::path> paths;
@@ -193,7 +193,7 @@ Profiles::Profiles(std::optional<fs::path> folder) {
     for (const fs::path& p : paths) add(*files, p.string(), read_text_file(p));
   }
   if (!any)
-    throw Error(ErrorCode::Config, fmt::format("{}: no profiles here", folder->string()),
+    throw Error(ErrorCode::Config, fmt::format("{}: no profiles here", *folder),
                 "a profile folder has models/*.yaml or hardware/*.yaml");
 }
 
@@ -235,7 +235,7 @@ namespace {
 } // namespace
 
 ModelProfile Profiles::model(const std::string& what, const std::vector<Setting>& settings,
-                             const std::optional<fs::path>& run_file) const {
+                             const std::optional<std::string>& run_file) const {
   Node map;
   if (looks_like_path(what)) {
     std::error_code ec;

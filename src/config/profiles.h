@@ -1,5 +1,4 @@
 #pragma once
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,7 +35,7 @@ class Profiles {
 public:
   // `folder` holds models/*.yaml and hardware/*.yaml, which add to the built-in profiles or replace
   // those of the same name. Error{Config} if it has neither subfolder, or a profile in it is wrong.
-  explicit Profiles(std::optional<std::filesystem::path> folder = {});
+  explicit Profiles(std::optional<std::string> folder = {});
 
   // `what` is a name or alias in any case ("Qwen/Qwen3.5-35B-A3B" too), or a path: starts with . or /
   // or ends in .yaml, .yml or .json; a folder is one that holds a Hugging Face config.json.
@@ -44,7 +43,7 @@ public:
   // (a map of run keys) lies between the profile's own run and the settings. Resolves the pipeline
   // layout. Error{Config} for an unknown name lists what there is, with the nearest spelling.
   ModelProfile model(const std::string& what, const std::vector<Setting>& settings = {},
-                     const std::optional<std::filesystem::path>& run_file = {}) const;
+                     const std::optional<std::string>& run_file = {}) const;
   // `what` is a name, an alias or a YAML file.
   Hardware hardware(const std::string& what) const;
 
@@ -75,7 +74,7 @@ private:
 // A model profile from the map of its file: the model's keys, `run:` and `hardware:`. Settings as in
 // Profiles::model.
 ModelProfile read_model_profile(const Node& map, const std::vector<Setting>& settings = {},
-                                const std::optional<std::filesystem::path>& run_file = {});
+                                const std::optional<std::string>& run_file = {});
 
 // The map that read_model_profile gives the same profile back from: the whole resolved configuration.
 Node to_node(const ModelProfile& profile);

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <sstream>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/run_io.h"
 #include "config/text.h"

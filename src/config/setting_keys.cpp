@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/run_io.h"
 

@@ -1,6 +1,6 @@
 #include "config/shell_words.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/text.h"
 #include "core/error.h"

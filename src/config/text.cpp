@@ -5,7 +5,7 @@
 #include <cstring>
 #include <fstream>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 

@@ -1,6 +1,6 @@
 #include "model/concat.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace gdn::model {
 

@@ -3,7 +3,7 @@
 #include <array>
 #include <set>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 

@@ -1,7 +1,6 @@
 #include "model/stages.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "core/error.h"
 

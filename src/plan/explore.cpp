@@ -5,7 +5,7 @@
 #include <mutex>
 #include <set>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "model/spans.h"

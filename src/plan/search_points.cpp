@@ -1,6 +1,6 @@
 #include <set>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "model/validate.h"
 #include "plan/search.h"

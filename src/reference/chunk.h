@@ -1,4 +1,6 @@
 #pragma once
+#include <Eigen/Core>
+
 #include "reference/rule.h"
 
 // The mathematics of one chunk of 64 tokens and one value head, on matrices in the arithmetic type.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <Eigen/Core>
+
 #include "core/units.h"
 
 namespace gdn::reference {

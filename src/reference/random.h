@@ -1,8 +1,7 @@
 #pragma once
 #include <array>
+#include <cstddef>
 #include <cstdint>
-
-#include "reference/view.h"
 
 // Counter-based random numbers: a value is a pure function of where it is used, so a replayed pass
 // draws the same numbers and nothing has to be stored. Philox4x32-10 (Salmon et al., SC11).

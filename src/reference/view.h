@@ -3,9 +3,8 @@
 #include <span>
 #include <type_traits>
 
-#include <Eigen/Core>
-
 #include "core/dtype.h"
+#include "reference/bf16.h"
 
 // Plain views that every function of this room works on. Nothing here owns memory. Rows are tokens
 // (packed: sequence after sequence), heads are column groups: q is [tokens, key_heads * key_dim].
@@ -13,7 +12,6 @@
 namespace gdn::reference {
 
 using int64 = std::int64_t;
-using bf16 = Eigen::bfloat16; // rounds to nearest even
 
 // Arithmetic type of a storage type: float for bf16 and float, double for double.
 template <class T> struct AccOf { using type = float; };
@@ -133,8 +131,6 @@ struct ValuesGrad {
     to.set(i, j, write == Write::Accumulate ? to.get(i, j) + value : value);
   }
 };
-
-bf16 round_to_bf16(double value); // one rounding, to nearest even
 
 // A vector seen as [1, n].
 template <class T> Mat<T> vector_view(T* data, int64 n) { return Mat<T>(data, 1, n, n); }

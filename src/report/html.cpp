@@ -1,6 +1,6 @@
 #include "report/html.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "report/figure.h"
 

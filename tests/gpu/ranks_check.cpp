@@ -13,7 +13,7 @@
 #include <thread>
 
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/yaml.h"
 #include "config/profiles.h"

@@ -1,6 +1,6 @@
 #include "tests/program/meaning.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 

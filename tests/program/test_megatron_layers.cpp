@@ -1,6 +1,6 @@
 #include <doctest/doctest.h>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "tests/program/lists.h"

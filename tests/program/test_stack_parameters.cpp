@@ -2,7 +2,7 @@
 #include <set>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "model/parameters.h"
 #include "model/stack_lists.h"

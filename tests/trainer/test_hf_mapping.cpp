@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <cstring>
 #include <set>
 
 #include "config/profiles.h"
@@ -172,7 +173,7 @@ TEST_CASE("hf: MTP weights are left alone when MTP is not trained") {
   with_mtp.write(folder / "c");
   HfFolder silent = with_mtp; // Qwen3-Next's own config.json does not mention its MTP layer
   silent.mtp = false;
-  test::write_bytes(folder / "c" / "config.json", silent.config().dump());
+  test::write_bytes(folder / "c" / "config.json", silent.config());
   const config::Model model = config::Profiles().model((folder / "c").string()).model;
   const model::ParameterTable table = Loaded::table_of(model);
   const hf::Checkpoint checkpoint(folder / "c", model, table);
@@ -231,7 +232,7 @@ TEST_CASE("hf: what does not fit the configuration is refused by name") {
     untied.tied = false; // other values
     std::filesystem::remove_all(folder / "c");
     untied.write(folder / "c", list);
-    test::write_bytes(folder / "c" / "config.json", hf.config().dump());
+    test::write_bytes(folder / "c" / "config.json", hf.config());
     const config::Model model = config::Profiles().model((folder / "c").string()).model;
     const model::ParameterTable table = Loaded::table_of(model);
     CHECK_THROWS_WITH_AS(hf::Checkpoint(folder / "c", model, table), doctest::Contains("tied to"), Error);

@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/import.h"
 #include "config/json.h"

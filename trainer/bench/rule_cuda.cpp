@@ -1,5 +1,6 @@
 // The rule on the GPU: forward and backward each captured once and replayed.
 #include <cmath>
+#include <cstring>
 
 #include <cuda_runtime_api.h>
 

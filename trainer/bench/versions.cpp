@@ -3,7 +3,7 @@
 #include <cctype>
 #include <fstream>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #ifdef GDN_CUDA_DEVICE
 #include <cublasLt.h>

@@ -1,9 +1,10 @@
 #include "trainer/checkpoint/manifest.h"
 
 #include <algorithm>
+#include <limits>
 #include <unordered_map>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include "config/json.h"

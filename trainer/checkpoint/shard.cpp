@@ -4,7 +4,7 @@
 #include <charconv>
 #include <numeric>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "core/units.h"

@@ -11,7 +11,7 @@
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "trainer/comm/ordered_sum.h"

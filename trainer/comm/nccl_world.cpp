@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "kernels/common/memory.h"
 #include "kernels/common/ordered_sum.h"

@@ -1,6 +1,6 @@
 #include "trainer/comm/topology.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 

@@ -1,4 +1,6 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
+
+#include <algorithm>
 
 #include "reference/embedding.h"
 #include "reference/heads.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <vector>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "reference/heads.h"
 #include "reference/linear.h"

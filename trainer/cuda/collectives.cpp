@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "kernels/common/check.h"
 #include "kernels/common/elementwise.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "kernels/common/check.h"

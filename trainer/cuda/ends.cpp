@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "kernels/common/elementwise.h"
 #include "kernels/common/reduce.h"

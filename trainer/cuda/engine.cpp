@@ -1,6 +1,6 @@
 #include "trainer/cuda/engine.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "kernels/describe/own.h"

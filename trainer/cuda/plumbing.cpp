@@ -1,4 +1,4 @@
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "kernels/common/elementwise.h"
 #include "kernels/norm/head_norm.h"

@@ -1,7 +1,6 @@
 #include "trainer/hf/architecture.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "config/model_io.h"
 #include "config/profiles.h"

@@ -5,7 +5,6 @@
 #include <unordered_set>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "config/json.h"
 #include "config/text.h"

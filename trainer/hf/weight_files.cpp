@@ -3,8 +3,7 @@
 #include <map>
 #include <set>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"

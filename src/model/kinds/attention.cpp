@@ -1,6 +1,6 @@
 #include "model/kinds/attention.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "model/kinds/plumbing.h"

@@ -1,6 +1,6 @@
 #include "model/megatron/ends.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "model/builder.h"
 #include "model/dims.h"

@@ -1,6 +1,6 @@
 #include "model/megatron/layer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "model/kinds/linear.h"

@@ -1,6 +1,6 @@
 #include "model/native/ends.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "model/builder.h"
 #include "model/dims.h"

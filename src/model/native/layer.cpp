@@ -1,6 +1,6 @@
 #include "model/native/layer.h"
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "model/kinds/plumbing.h"

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <utility>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 namespace gdn::model::rules {
 

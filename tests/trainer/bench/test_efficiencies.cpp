@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "config/hardware_io.h"
 #include "config/profiles.h"
 #include "config/yaml.h"

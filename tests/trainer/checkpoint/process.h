@@ -1,9 +1,6 @@
 #pragma once
-#include <algorithm>
-#include <charconv>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -63,20 +60,6 @@ private:
 
 // All processes whose command line names `text`, such as the folder of one test: a launcher and its ranks.
 // One that ended but was not waited for has no command line.
-inline std::vector<pid_t> processes_naming(const std::string& text) {
-  std::vector<pid_t> found;
-  std::error_code ignored;
-  for (const std::filesystem::directory_entry& e : std::filesystem::directory_iterator("/proc", ignored)) {
-    const std::string name = e.path().filename().string();
-    pid_t pid = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ptr != name.data() + name.size()) continue;
-    std::ifstream in(e.path() / "cmdline", std::ios::binary);
-    std::string line; // empty when it ended meanwhile
-    std::getline(in, line);
-    if (line.find(text) != std::string::npos) found.push_back(pid);
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
+std::vector<pid_t> processes_naming(const std::string& text);
 
 } // namespace gdn::test

@@ -1,20 +1,8 @@
 #pragma once
-#include <doctest/doctest.h>
-
-#include <algorithm>
-#include <chrono>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
-#include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
-
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "process.h"
 #include "temporary_folder.h"
@@ -26,31 +14,14 @@ using Arguments = std::vector<std::string>;
 
 inline constexpr int kSteps = 12; // unless --steps is given
 
-inline std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  REQUIRE_MESSAGE(value, std::string(name) << " is not set");
-  return value;
-}
+std::string environment(const char* name); // must be set
 
 // Keys and values as --set options.
-inline Arguments sets(const std::vector<std::string>& settings) {
-  Arguments out;
-  for (const std::string& s : settings) out.insert(out.end(), {"--set", s});
-  return out;
-}
+Arguments sets(const std::vector<std::string>& settings);
 
-inline Arguments joined(Arguments a, const Arguments& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
+Arguments joined(Arguments a, const Arguments& b);
 
-inline Arguments small_run(const std::filesystem::path& output, const Arguments& more = {}) {
-  Arguments c{environment("GDNTRAIN"), "run", environment("GDN_SOURCE_ROOT") + "/examples/tiny.yaml", "--device", "cpu", "-o", output.string()};
-  c = joined(c, sets({"hidden_size=32", "num_hidden_layers=2", "full_attention_interval=2", "moe_intermediate_size=16",
-                      "moe_shared_expert_intermediate_size=16", "seq_length=32", "micro_batch_size=1", "global_batch_size=2"}));
-  if (std::find(more.begin(), more.end(), "--steps") == more.end()) c = joined(c, {"--steps", std::to_string(kSteps)});
-  return joined(c, more);
-}
+Arguments small_run(const std::filesystem::path& output, const Arguments& more = {});
 
 // How many ranks do it, and what each does.
 struct Layout {
@@ -59,84 +30,38 @@ struct Layout {
 };
 
 // The command of `layout`; several ranks under mpirun, more than there are cores if need be.
-inline Arguments launched(const Layout& layout, const std::filesystem::path& output, const Arguments& more = {}) {
-  const Arguments run = small_run(output, joined(sets(layout.settings), more));
-  if (layout.ranks == 1) return run;
-  return joined({"mpirun", "-n", std::to_string(layout.ranks), "--oversubscribe", "--bind-to", "none"}, run);
-}
+Arguments launched(const Layout& layout, const std::filesystem::path& output, const Arguments& more = {});
 
 struct Ended {
   int status = 0;
   std::string text = {};
 };
 
-inline Ended finish(const Arguments& command, const std::filesystem::path& output, rlim_t file_size = 0) {
-  std::filesystem::create_directories(output);
-  Process p(command, output / "output.txt", file_size);
-  const int status = p.wait();
-  return {status, read_bytes(output / "output.txt")};
-}
-inline Ended run(const Layout& layout, const std::filesystem::path& output, const Arguments& more = {}) {
-  return finish(launched(layout, output, more), output);
-}
-inline Ended run(const std::filesystem::path& output, const Arguments& more = {}, rlim_t file_size = 0) {
-  return finish(small_run(output, more), output, file_size);
-}
+Ended finish(const Arguments& command, const std::filesystem::path& output, rlim_t file_size = 0);
+Ended run(const Layout& layout, const std::filesystem::path& output, const Arguments& more = {});
+Ended run(const std::filesystem::path& output, const Arguments& more = {}, rlim_t file_size = 0);
 
 // Everything of each step that is no time: exact text of loss, gradient norm and the rest.
-inline std::map<int, std::string> steps_of(const std::filesystem::path& output) {
-  std::map<int, std::string> steps;
-  std::istringstream in(read_bytes(output / "log.jsonl"));
-  for (std::string line; std::getline(in, line);) {
-    const auto j = nlohmann::json::parse(line);
-    const int step = j["step"];
-    CHECK_MESSAGE(steps.count(step) == 0, "step " << step << " is logged twice");
-    steps[step] = j["loss"].dump() + " " + j["aux_loss"].dump() + " " + j["gradient_norm"].dump() + " " + j["learning_rate"].dump() + " " + j["expert_load"].dump();
-  }
-  return steps;
-}
-inline double loss_of(const std::string& step) { return std::stod(step); }
+std::map<int, std::string> steps_of(const std::filesystem::path& output);
+double loss_of(const std::string& step);
 
-inline std::filesystem::path checkpoint_of(const std::filesystem::path& checkpoints, int step) { return checkpoints / fmt::format("step_{:08}", step); }
+std::filesystem::path checkpoint_of(const std::filesystem::path& checkpoints, int step);
 
 // Bytes of the file of each rank.
-inline std::map<std::string, std::string> weights_of(const std::filesystem::path& checkpoints, int step) {
-  std::map<std::string, std::string> files;
-  for (const auto& e : std::filesystem::directory_iterator(checkpoint_of(checkpoints, step)))
-    if (e.path().extension() == ".safetensors") files[e.path().filename()] = read_bytes(e.path());
-  REQUIRE(!files.empty());
-  return files;
-}
+std::map<std::string, std::string> weights_of(const std::filesystem::path& checkpoints, int step);
 
 // Wherever lines are broken.
-inline bool has(std::string text, const std::string& part) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text.find(part) != std::string::npos;
-}
+bool has(std::string text, const std::string& part);
 
-inline int count(const std::filesystem::path& folder) { return static_cast<int>(std::distance(std::filesystem::directory_iterator(folder), {})); }
+int count(const std::filesystem::path& folder);
 
 // Until so many steps are logged (checkpoints of those before the last are written then), or the program has ended.
-inline void wait_for_step(Process& p, const std::filesystem::path& output, int steps = 1) {
-  auto logged = [&] {
-    std::ifstream in(output / "log.jsonl");
-    return std::count(std::istreambuf_iterator<char>(in), {}, '\n');
-  };
-  while (p.running() && logged() < steps) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-}
+void wait_for_step(Process& p, const std::filesystem::path& output, int steps = 1);
 
 // Seconds in which survivors must be gone: they take two (Open MPI notices a lost launcher), more on a busy machine.
 inline constexpr double kSoon = 20;
 
 // Seconds until nothing that names `text` runs any more; at most `limit`.
-inline double seconds_until_gone(const std::string& text, double limit = 30) {
-  const auto start = std::chrono::steady_clock::now();
-  double seconds = 0;
-  while (!processes_naming(text).empty() && seconds < limit) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  }
-  return seconds;
-}
+double seconds_until_gone(const std::string& text, double limit = 30);
 
 } // namespace gdn::test

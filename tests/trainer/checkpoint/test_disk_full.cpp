@@ -1,4 +1,9 @@
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
 #include <doctest/doctest.h>
+#include <fmt/core.h>
 
 #include "small_disk.h"
 #include "small_run.h"

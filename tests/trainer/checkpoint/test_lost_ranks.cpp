@@ -1,3 +1,5 @@
+#include <chrono>
+
 #include <doctest/doctest.h>
 
 #include "kills.h"

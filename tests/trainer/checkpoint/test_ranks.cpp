@@ -1,5 +1,11 @@
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "small_run.h"
 #include "trainer/checkpoint/reader.h"
 

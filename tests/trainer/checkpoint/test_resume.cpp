@@ -1,3 +1,6 @@
+#include <chrono>
+#include <thread>
+
 #include <doctest/doctest.h>
 
 #include "kills.h"

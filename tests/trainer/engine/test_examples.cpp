@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <map>
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/model_io.h"
 #include "config/yaml.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "capture.h"
 #include "model/validate.h"

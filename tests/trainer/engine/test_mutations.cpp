@@ -1,10 +1,11 @@
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
 #include <set>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "core/error.h"
 #include "fixture.h"

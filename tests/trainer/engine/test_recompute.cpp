@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include "config/profiles.h"
 #include "core/error.h"

@@ -1,9 +1,10 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include "core/error.h"

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include <doctest/doctest.h>
-#include <fmt/format.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include "core/error.h"

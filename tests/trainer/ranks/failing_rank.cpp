@@ -1,5 +1,6 @@
 #include <csignal>
 #include <cstring>
+#include <limits>
 
 #include "tests/trainer/ranks/equality.h"
 

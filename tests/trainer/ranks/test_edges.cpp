@@ -1,4 +1,7 @@
 // Routing and documents at their limits on 2 ranks, and attention by exchanged heads.
+#include <cmath>
+#include <limits>
+
 #include "core/error.h"
 #include "tests/trainer/ranks/equality.h"
 

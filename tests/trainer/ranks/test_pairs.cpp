@@ -1,4 +1,6 @@
 // More pairs of 4 ranks, and what needs both of them: shared key-value heads, heads exchanged for attention.
+#include <limits>
+
 #include "core/error.h"
 #include "tests/trainer/ranks/equality.h"
 
