@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/units.h"
+#include "model/dims.h"
 #include "reference/random.h"
 
 namespace gdn::trainer {
@@ -90,6 +91,17 @@ public:
       b.sequences.push_back(static_cast<std::int64_t>(b.ids.size()));
     }
     return b;
+  }
+
+  std::int64_t most_documents(std::int64_t tokens) const override {
+    const size_t count = ends_.size(), all = ends_.back(), row = static_cast<size_t>(tokens), rest = row % all;
+    auto begin = [&](size_t d) { return d / count * all + (d % count == 0 ? 0 : ends_[d % count - 1]); }; // going round
+    size_t most = 0;
+    for (size_t first = 0, end = 0; first < count; ++first) {
+      while (begin(end) < begin(first) + rest) ++end;
+      most = std::max(most, end - first);
+    }
+    return static_cast<std::int64_t>(row / all * count + most);
   }
 
 private:
@@ -191,6 +203,17 @@ std::unique_ptr<Tokens> open_tokens(const config::Train& train, const fs::path& 
   if (static_cast<std::int64_t>(tokens.size()) < seq + 1)
     throw Error(ErrorCode::Config, fmt::format("{}: {} tokens, but one sequence needs {}", path.string(), tokens.size(), seq + 1));
   return std::make_unique<Windows>(std::move(tokens), std::move(what), train.seed);
+}
+
+std::unique_ptr<Tokens> open_tokens(const config::Train& train, const fs::path& folder, std::int64_t vocab, const config::Run& run) {
+  auto source = open_tokens(train, folder, vocab, run.seq, run.settings.packed);
+  const std::int64_t tokens = run.micro_batch * run.seq, most = source->most_documents(tokens), bound = model::most_sequences(run);
+  if (most > bound)
+    throw Error(ErrorCode::Config,
+                fmt::format("packed = true: a micro-batch of {} tokens can have {} documents ({}), max_documents is {}{}", format_count(tokens),
+                            format_count(most), source->describe(), format_count(bound), run.max_documents ? "" : " where it is not given"),
+                fmt::format("--set max_documents={} makes room for them, in the scratch of the kernels", most));
+  return source;
 }
 
 std::vector<Batch> step_batches(const Tokens& tokens, const config::Run& run, std::uint64_t step, std::int64_t data_rank) {

@@ -18,6 +18,8 @@ public:
   virtual std::string describe() const = 0;  // "text examples/data/river.txt, 31,204 bytes"
   // Micro-batch `index` of `step` (from 0): `sequences` rows of `seq` tokens, labels one token ahead.
   virtual Batch batch(std::uint64_t step, std::uint64_t index, std::int64_t sequences, std::int64_t seq) const = 0;
+  // The most documents that any packed micro-batch of `tokens` tokens can have; 0 where there are none.
+  virtual std::int64_t most_documents(std::int64_t) const { return 0; }
 };
 
 // The source a configuration names; `folder` is where relative paths start. `packed`: a micro-batch is
@@ -28,6 +30,10 @@ public:
 // for one that cannot be read.
 std::unique_ptr<Tokens> open_tokens(const config::Train& train, const std::filesystem::path& folder,
                                     std::int64_t vocab, std::int64_t seq, bool packed = false);
+// The source for micro-batches of `run`. Throws Error{Config} besides if one of them could have more documents than the run
+// has room for (model::most_sequences): before the first step, not at some later one.
+std::unique_ptr<Tokens> open_tokens(const config::Train& train, const std::filesystem::path& folder, std::int64_t vocab,
+                                    const config::Run& run);
 
 // The micro-batches of one step that data-parallel rank `data_rank` runs. Micro-batches of the whole step are
 // dealt out in turn, so all layouts see the same tokens.

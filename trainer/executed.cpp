@@ -83,6 +83,7 @@ const std::vector<ExecutedSetting>& executed_settings() {
       {"cuda_graph_impl", Fixed, "", "", "no graph is captured"},
       {"cuda_graph_scope", Fixed, "", "", "no graph is captured"},
       {"document_lengths", Fixed, "", "", "the documents of a packed run come from its data"},
+      {"max_documents", Executed, "", "", "room in the scratch of kernels"},
       {"optimizer_offload_fraction", Fixed, "", "", "the update runs on the device"},
       {"lora_rank", Fixed, "", "", "every weight is trained"},
       {"lora_targets", Fixed, "", "", "every weight is trained"},

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "model/dims.h"
 #include "trainer/prediction.h"
 
 namespace gdn::trainer {
@@ -25,6 +26,16 @@ void check_batch(const Batch& b, std::int64_t tokens, std::int64_t vocab) {
     if (b.labels[i] != -100 && (b.labels[i] < 0 || b.labels[i] >= vocab))
       fail(fmt::format("token {} has label {}; labels are 0 to {}, or -100 to ignore one", i, b.labels[i], vocab - 1));
   }
+}
+
+void check_sequences(const Batch& b, const config::Run& run, std::int64_t index) {
+  const auto found = static_cast<std::int64_t>(b.sequences.size()) - 1, bound = model::most_sequences(run);
+  if (found <= bound) return;
+  if (!run.settings.packed)
+    throw Error(ErrorCode::Config, fmt::format("batch: micro-batch {} has {} sequences, micro_batch_size is {}", index, found, bound),
+                "a micro-batch of documents needs packed: true");
+  throw Error(ErrorCode::Config, fmt::format("batch: micro-batch {} has {} documents, max_documents is {}", index, found, bound),
+              fmt::format("--set max_documents={} makes room for them", found));
 }
 
 std::vector<std::int64_t> dense_sequences(std::int64_t batch, std::int64_t seq) {
@@ -110,6 +121,7 @@ StepResult Session::run(const std::vector<Batch>& batches, std::uint64_t step, s
   double labels = 0;
   for (const Batch& b : batches) {
     check_batch(b, tokens, model_.vocab);
+    check_sequences(b, run_, static_cast<std::int64_t>(views.size()));
     if (cp > 1) shards.push_back(token_shards(b.sequences, run_.micro_batch, run_.seq, cp, ranks_->place().cp));
     views.push_back({b.ids, b.labels, b.sequences, static_cast<std::int64_t>(views.size()), cp > 1 ? &shards.back() : nullptr});
     for (std::int64_t label : b.labels) labels += label != -100;

@@ -19,6 +19,9 @@ struct Batch {
 // Throws Error{Config} naming what is wrong: sizes, offsets that do not strictly increase or end
 // elsewhere, ids or labels outside the vocabulary.
 void check_batch(const Batch& batch, std::int64_t tokens, std::int64_t vocab);
+// Throws Error{Config} if micro-batch `index` has more sequences than the scratch of `run` has room for (model::most_sequences):
+// how many it has, the bound, the key that raises it.
+void check_sequences(const Batch& batch, const config::Run& run, std::int64_t index);
 // `batch` sequences of `seq` tokens each.
 std::vector<std::int64_t> dense_sequences(std::int64_t batch, std::int64_t seq);
 

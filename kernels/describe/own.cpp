@@ -207,7 +207,7 @@ Work core_attention(const OpList& list, const Op& op, int step) {
   const double products = 2.0 * static_cast<double>(q.rows() * a.heads * a.head_dim) * static_cast<double>(a.seq); // two
   Work w = memory_bound(list, op, step, Family::Attention, 0, is_forward(step) ? 1 : 3);
   w.flops = is_forward(step) ? products : 3.5 * products;
-  if (!is_forward(step)) w.scratch = attention_backward_scratch(q.rows(), ceil_div(q.rows(), kChunk), a.heads); // room for short documents
+  if (!is_forward(step)) w.scratch = attention_backward_scratch(q.rows(), std::max(a.sequences, ceil_div(q.rows(), kChunk)), a.heads);
   w.size = w.flops;
   return w;
 }

@@ -71,7 +71,7 @@ Bytes attention(const OpList& list, const Op& op, int step) {
   const std::int64_t local = list.tensor(op.inputs[0]).elements() / (a.heads * a.head_dim), all = local * op.collectives[0].ranks;
   const Bytes q = room(all, a.heads * a.head_dim, 2), kv = room(all, a.kv_heads * a.head_dim, 2);
   const Bytes forward = 2 * kv + room(2 * all, a.kv_heads * a.head_dim, 2) + 2 * q + room(all, a.heads, 4);
-  return step < 0 ? forward : forward + 2 * q + 2 * kv + attention_backward_scratch(all, ceil_div(all, kChunk), a.heads);
+  return step < 0 ? forward : forward + 2 * q + 2 * kv + attention_backward_scratch(all, std::max(a.sequences, ceil_div(all, kChunk)), a.heads);
 }
 
 // Parameters that hold the heads of all context-parallel ranks: this rank's, and their gradient in fp32.

@@ -111,6 +111,7 @@ struct Run {
   double moe_imbalance = 1;               // factor on the balanced row count
   bool moe_worst_case = false;            // every token on this rank's experts: as many rows as can arrive
   std::vector<Documents> documents = {};  // a packed sequence; empty: one document of `seq` tokens
+  std::optional<std::int64_t> max_documents = {}; // of a packed micro-batch; unset: model::most_sequences says
   Lora lora = {};                         // all other weights are frozen then
   std::int64_t frozen_bits = 16;          // 8 | 4: frozen linear weights are stored quantised
   std::optional<double> moe_capacity_factor = {}; // padded to capacity

@@ -216,6 +216,8 @@ std::vector<RunKey> make_keys() {
 
       {"document_lengths", "list of LENGTH or LENGTHxCOUNT, or null", "documents of one packed sequence; their lengths add up to seq_length", false, false,
        set_documents, documents_node},
+      {"max_documents", "integer >= 1, or null", "documents that a packed micro-batch may have, which our kernels' scratch has room for; null: one for every 64 tokens, 64 at least", false, false,
+       [](Run& r, const Node& v) { r.max_documents = int_or_none(v, 1); }, [](const Run& r) { return none_or(r.max_documents); }},
 
       // Recompute.
       {"recompute_granularity", "null | selective | full", "", true, false,

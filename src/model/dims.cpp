@@ -15,7 +15,7 @@ namespace {
 // Documents of a packed row. Zig-zag context parallelism gives every rank an equal part of each document;
 // cut contiguously, the rank that reads most keys is the busiest.
 void pack(const config::Run& run, Dims& d) {
-  std::int64_t total = 0, chunks = 0;
+  std::int64_t total = 0, chunks = 0, documents = 0;
   double pairs = 0;
   std::vector<double> by_rank(static_cast<size_t>(d.cp), 0);
   const bool contiguous = d.cp > 1 && run.settings.cp_partition == "contiguous";
@@ -30,17 +30,29 @@ void pack(const config::Run& run, Dims& d) {
       }
       total += doc.length;
       chunks += ceil_div(doc.length, 64);
+      ++documents;
       pairs += 0.5 * static_cast<double>(doc.length) * static_cast<double>(doc.length);
     }
   if (total != run.seq)
     throw Error(ErrorCode::Config, fmt::format("document_lengths add up to {} tokens, seq_length is {}", total, run.seq),
                 "a packed row is filled by its documents, padding is one of them");
+  if (documents > run.max_documents.value_or(documents))
+    throw Error(ErrorCode::Config, fmt::format("document_lengths lists {} documents, max_documents is {}", documents, *run.max_documents));
   if (contiguous) pairs = *std::max_element(by_rank.begin(), by_rank.end()) * static_cast<double>(d.cp);
   d.attention_keys = static_cast<std::int64_t>(std::ceil(2 * pairs / static_cast<double>(run.seq)));
   d.chunks = chunks;
 }
 
 } // namespace
+
+std::int64_t most_sequences(const config::Run& run) {
+  if (!run.settings.packed && run.documents.empty()) return run.micro_batch;
+  const std::int64_t tokens = checked_mul(run.seq, run.micro_batch);
+  std::int64_t listed = 0;
+  for (const config::Documents& d : run.documents) listed += d.count;
+  const std::int64_t usual = listed > 0 ? listed : std::max<std::int64_t>(ceil_div(tokens, 64), 64);
+  return std::min(run.max_documents.value_or(usual), tokens);
+}
 
 Dims Dims::of(const config::Model& model, const config::Run& run) {
   const config::Parallel& p = run.parallel;
@@ -57,6 +69,7 @@ Dims Dims::of(const config::Model& model, const config::Run& run) {
   d.tokens_sp = d.sp ? d.tokens / p.tp : d.tokens;
   d.attention_keys = run.seq;
   d.chunks = d.batch * ceil_div(d.seq, 64);
+  d.sequences = most_sequences(run);
   if (!run.documents.empty()) pack(run, d);
   d.hidden = model.hidden;
   // megatron-core pads the vocabulary to make_vocab_size_divisible_by (128) x TP.

@@ -16,11 +16,17 @@ struct Dims {
   std::int64_t seq, batch;
   std::int64_t attention_keys; // twice the mean number of keys a query reads: seq; of packed documents sum(L^2)/sum(L)
   std::int64_t chunks;         // of 64 tokens, every document starting a new one
+  std::int64_t sequences;      // of a micro-batch at most: most_sequences
   std::int64_t hidden, padded_vocab, local_vocab;
   std::int64_t routed_rows; // T': rows entering the experts' FC1 on this rank (planned value)
   DType dtype;
 
   static Dims of(const config::Model& model, const config::Run& run);
 };
+
+// Sequences that a micro-batch of `run` may consist of, and that scratch has room for: micro_batch_size, or of a packed run
+// max_documents; where that is not given as many as document_lengths lists, else one for every 64 tokens, 64 at least. No
+// more than there are tokens.
+std::int64_t most_sequences(const config::Run& run);
 
 } // namespace gdn::model

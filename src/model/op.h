@@ -97,6 +97,7 @@ struct AttentionAttr {
   std::int64_t seq = 0;      // keys a query can see (its sequence's length)
   bool fused = true;         // flash-style core; false: scores and probabilities are tensors
   double dropout = 0;
+  std::int64_t sequences = 0; // of a micro-batch: at most so many
   // Read by AttentionPre alone, which normalises q and k itself.
   QkNorm qk_norm = QkNorm::None;
   double eps = 1e-6;

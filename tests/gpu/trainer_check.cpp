@@ -23,7 +23,8 @@ using config::MlpKind;
 namespace {
 
 // One row of documents of awkward lengths, as many as it may have, in place of two equal sequences.
-constexpr std::int64_t kDocuments[] = {1, 66, 64, 129, 40};
+constexpr std::int64_t kDocuments[] = {1, 66, 64, 100, 10, 1}; // and then one token each
+constexpr std::int64_t kMostDocuments = 64;
 void pack(config::Run& r) {
   r.settings.packed = true;
   r.micro_batch = r.global_batch = 1;
@@ -35,6 +36,7 @@ std::vector<Batch> batches_of(const config::Model& m, const config::Run& r) {
     for (Batch& b : batches) {
       b.sequences = {0};
       for (std::int64_t length : kDocuments) b.sequences.push_back(b.sequences.back() + length);
+      while (static_cast<std::int64_t>(b.sequences.size()) <= kMostDocuments) b.sequences.push_back(b.sequences.back() + 1);
     }
   return batches;
 }

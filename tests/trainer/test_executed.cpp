@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <limits>
 #include <set>
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include "config/profiles.h"
 #include "config/run_io.h"
 #include "core/error.h"
+#include "kernels/describe/own.h"
 #include "trainer/cpu/device.h"
 #include "trainer/data.h"
 #include "trainer/executed.h"
@@ -40,14 +42,15 @@ config::ModelProfile profile_with(const Settings& settings) {
 std::string step_of(const config::ModelProfile& p) {
   require_executed(p.model, p.run);
   CpuDevice device;
-  Session session(p.model, p.run, device);
+  // Room for documents is in the scratch of the kernels, which the CPU's functions do not need.
+  Session session(p.model, p.run, device, std::numeric_limits<Bytes>::max(), p.run.settings.packed ? &kernels::own_provider() : nullptr);
   session.parameters().initialise(7);
   session.use(plan::Setting::of(p.run));
   double drawn = 0; // the weights of layer 0
   for (const ParameterSlot& slot : session.parameters().slots())
     if (slot.name().find("layers.0.gdn.") == 0)
       for (float w : session.parameters().weights(slot.name())) drawn += w * w;
-  const auto tokens = open_tokens({.seed = 7}, ".", p.model.vocab, p.run.seq, p.run.settings.packed);
+  const auto tokens = open_tokens({.seed = 7}, ".", p.model.vocab, p.run);
   const StepResult r = session.run(step_batches(*tokens, p.run, 0), 0, 7);
   return fmt::format("{} {:a} {} {} {:a} {:a} {:a}\n{}", session.parameters().weights("final_norm").front(), drawn, r.peak.bytes, session.arena_bytes(), r.loss, r.aux_loss + r.mtp_loss,
                      session.parameters().gradient_norm(), signature(session.program()));
@@ -72,6 +75,7 @@ const std::vector<Change> kChanges{
     {"loss_chunk_size", "4", kLinearLoss}, {"make_vocab_size_divisible_by", "1024"}, {"train_mtp", "false", {{"mtp_num_hidden_layers", "1"}}},
     {"moe_permute_fusion", "false"}, {"moe_router_force_load_balancing", "true", {{"stack", "native"}}}, {"stack", "native"}, {"build", "local"}, {"revision", "main"},
     {"l2norm", "kernel", {{"revision", "main+gdn_qkv+l2norm_kernel"}}}, {"moe_layer_recompute", "true"}, {"packed", "true"},
+    {"max_documents", "160", {{"packed", "true"}, {"seq_length", "160"}}},
     {"hidden_size", "64"}, {"num_hidden_layers", "4"}, {"vocab_size", "128"}, {"tie_word_embeddings", "true"}, {"rms_norm_eps", "1e-3"},
     {"layernorm_zero_centered_gamma", "false"}, {"full_attention_interval", "1"}, {"linear_attention_type", "gdn2"},
     {"linear_num_key_heads", "1"}, {"linear_num_value_heads", "2"}, {"linear_key_head_dim", "16"}, {"linear_value_head_dim", "16"},

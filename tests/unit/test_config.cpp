@@ -246,7 +246,7 @@ TEST_CASE("every run key survives the echo") {
       {"activation_offload_fraction", "1.5"}, {"delta_offload_bytes_across_pp_ranks", "-2"},
       {"max_inflight_offloads", "0"}, {"moe_expert_rank_capacity_factor", "2"},
       {"moe_flex_dispatcher_backend", "hybridep"}, {"cuda_graph_warmup_steps", "0"}, {"gtp", "2"},
-      {"document_lengths", "[2000, 100x20]"}, {"lora_rank", "8"}, {"lora_targets", "[in_proj]"},
+      {"document_lengths", "[2000, 100x20]"}, {"max_documents", "200"}, {"lora_rank", "8"}, {"lora_targets", "[in_proj]"},
       {"frozen_weight_bits", "4"}, {"optimizer_offload_fraction", "0.5"},
       {"moe_input_jitter_eps", "0.01"}, {"linear_cp_mode", "headwise"},
       {"cp_partition", "contiguous"}};

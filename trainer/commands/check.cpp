@@ -77,7 +77,7 @@ std::vector<OpsOutcome> run_ops(const CheckOptions& o, Device& device) {
         constexpr std::uint64_t kSeed = 1;
         draw_weights(session.parameters(), kSeed);
         session.use(plan::Setting::of(run));
-        const auto tokens = open_tokens({.seed = kSeed}, ".", profile.model.vocab, run.seq, run.settings.packed);
+        const auto tokens = open_tokens({.seed = kSeed}, ".", profile.model.vocab, run);
         session.run(step_batches(*tokens, run, 0), 0, kSeed);
         outcomes.push_back({profile.model.name, stack, dtype, checked.results()});
       }

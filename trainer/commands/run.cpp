@@ -134,7 +134,7 @@ int run(const RunOptions& o) {
   const bool first = world.rank() == 0;
   const Setup s = load_setup(o.config, settings_of(o, world));
   std::unique_ptr<Device> device = make_device(o.device);
-  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq, s.profile.run.settings.packed);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run);
   if (device->name() == "cpu")
     say(fmt::format("running on the CPU{}: the same program as on a GPU, with reference arithmetic",
                     o.device == "auto" ? " (no CUDA device)" : ""));

@@ -82,7 +82,7 @@ int sweep(Options o) {
   if (!o.measured.empty()) return predict_anew(o);
   const Setup s = load_setup(o.config, o.settings);
   std::unique_ptr<Device> device = make_device(o.device);
-  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq, s.profile.run.settings.packed);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run);
   if (device->name() == "cpu") say("running on the CPU: bytes are exact, times are those of reference arithmetic");
   Session session(s.profile.model, s.profile.run, *device, o.budget_bytes(*device), &o.laid_out_for(*device));
   const std::filesystem::path file = o.output_folder() / "sweep.yaml";

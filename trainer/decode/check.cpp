@@ -205,6 +205,7 @@ config::Run decode_check_run(config::Run run, DType dtype) {
   run.seq = std::accumulate(std::begin(kDecodeLengths), std::end(kDecodeLengths), std::int64_t{0});
   run.dtype = dtype;
   run.settings.packed = true;
+  run.max_documents.reset();
   run.vocab_divisor = 0;
   run.train_mtp = false;
   run.vision = config::VisionMode::Absent;

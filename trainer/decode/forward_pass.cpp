@@ -81,7 +81,7 @@ const ForwardPass::Unit& ForwardPass::layer_unit(std::int64_t layer, std::int64_
   const auto found = layers_.find(key);
   if (found != layers_.end()) return found->second;
   OpList list = model::decoder_layer(model_, run_of_rows(run_, rows), std::get<0>(key), std::get<1>(key));
-  for (Op& op : list.ops) // training has fewer documents than chunks; requests may be shorter
+  for (Op& op : list.ops) // as many requests as there are, whatever a run has room for
     if (auto* a = std::get_if<model::GdnAttr>(&op.attr)) a->sequences = sequences;
   const TensorId output = list.output;
   return layers_.emplace(key, lay_out(std::move(list), output)).first->second;

@@ -16,7 +16,7 @@ TensorId attention_mixer(Builder& b, TensorId x, const config::Model& model, con
   const AttentionAttr attr{.heads = n, .kv_heads = g, .head_dim = hd,
                            .rotary_dim = s.rope ? static_cast<std::int64_t>(static_cast<double>(hd) * s.rotary_fraction) : 0,
                            .theta = s.rope_theta, .seq = d.attention_keys, .fused = run.fused_attention,
-                           .dropout = run.attention_dropout};
+                           .dropout = run.attention_dropout, .sequences = d.sequences};
   const NormAttr norm{model.norm_eps, model.zero_centred_norm};
 
   TensorId h = x;

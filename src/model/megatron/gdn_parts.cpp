@@ -14,7 +14,7 @@ GdnAttr gdn_attributes(const config::Model& model, const config::Run& run, const
           .normalise = s.use_qk_l2norm && run.l2norm == config::L2Norm::Kernel,
           .negative_eigenvalues = s.negative_eigenvalues, .deterministic = run.deterministic, .eps = 1e-6,
           .compiled = run.settings.compiled,
-          .chunks = d.chunks, .sequences = run.settings.packed ? d.chunks : d.batch};
+          .chunks = d.chunks, .sequences = d.sequences};
 }
 
 TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model& model, const config::Run& run, const Dims& d) {

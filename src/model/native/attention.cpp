@@ -15,6 +15,7 @@ AttentionAttr attributes(const config::Model& model, const config::Run& run, con
   return {.heads = heads.query, .kv_heads = heads.kv, .head_dim = s.head_dim,
           .rotary_dim = s.rope ? static_cast<std::int64_t>(static_cast<double>(s.head_dim) * s.rotary_fraction) : 0,
           .theta = s.rope_theta, .seq = d.attention_keys, .fused = run.fused_attention, .dropout = run.attention_dropout,
+          .sequences = d.sequences,
           .qk_norm = s.whole_vector_qk_norm ? QkNorm::WholeVector : s.qk_norm ? QkNorm::PerHead : QkNorm::None,
           .eps = model.norm_eps, .zero_centred = model.zero_centred_norm};
 }

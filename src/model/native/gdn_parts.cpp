@@ -12,7 +12,7 @@ GdnAttr gdn_attributes(const config::Model& model, const config::Run& run, const
   return {.key_heads = s.key_heads / shard, .value_heads = s.value_heads / shard, .key_dim = s.key_head_dim,
           .value_dim = s.value_head_dim, .kernel = s.conv_kernel, .conv_bias = s.conv_bias,
           .normalise = s.use_qk_l2norm && run.l2norm != config::L2Norm::Off, .grouped = true,
-          .negative_eigenvalues = s.negative_eigenvalues, .eps = 1e-6, .chunks = d.chunks, .sequences = run.settings.packed ? d.chunks : d.batch};
+          .negative_eigenvalues = s.negative_eigenvalues, .eps = 1e-6, .chunks = d.chunks, .sequences = d.sequences};
 }
 
 TensorId project(Builder& b, TensorId x, std::int64_t width, const config::Model& model, const config::Run& run, const Dims& d) {

@@ -32,6 +32,7 @@ struct Routed {
     r.stack = stack;
     r.dtype = DType::FP32;
     r.moe_capacity_factor = capacity;
+    r.settings.packed = true;
     return r;
   }
   void fill(const char* name, float value) {

@@ -50,6 +50,7 @@ config::Run run_of(const std::string& stack, DType dtype, std::int64_t tokens) {
   r.stack = stack;
   r.dtype = dtype;
   r.seq = tokens;
+  r.settings.packed = true;
   r.vocab_divisor = 0;
   return r;
 }

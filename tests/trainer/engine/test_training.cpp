@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "fixture.h"
+#include "kernels/describe/own.h"
 #include "trainer/data.h"
 #include "trainer/step_profile.h"
 #include "trainer/sweep.h"
@@ -41,7 +42,7 @@ std::vector<StepRecord> train(const Setup& s, std::vector<float>* weights = null
   CpuDevice device;
   Session session(s.profile.model, s.profile.run, device);
   session.use(s.setting);
-  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run.seq, s.profile.run.settings.packed);
+  const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run);
   Training training(session, s.train, *tokens);
   std::vector<StepRecord> out;
   while (!training.finished()) out.push_back(training.step());
@@ -182,6 +183,67 @@ TEST_CASE("packed documents: a run on them trains on labels inside documents alo
   CHECK(steps.front().result.valid < steps.front().result.tokens); // last tokens of documents have no label
 }
 
+TEST_CASE("packed documents: the most that a row can have is known before the first step") {
+  const fs::path folder = scratch_folder("most");
+  config::Train t;
+  t.data = "tokens";
+  t.data_path = "t.bin";
+  t.eod_id = 0;
+  std::string bytes; // documents of 1 to 9 tokens, many of a length together
+  std::int64_t tokens = 0;
+  for (int length : {1, 1, 1, 7, 2, 2, 9, 9, 3, 1, 1, 5}) {
+    for (int i = 1; i < length; ++i) bytes += std::string("\x05\x00", 2);
+    bytes += std::string("\x00\x00", 2);
+    tokens += length;
+  }
+  write(folder / "t.bin", bytes);
+  const auto source = open_tokens(t, folder, 100, 1, true);
+  for (std::int64_t row : {std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, std::int64_t{10}, tokens - 1, tokens, tokens + 1, 2 * tokens, 3 * tokens + 4}) {
+    size_t most = 0;
+    for (std::uint64_t step = 0; step < 300; ++step) most = std::max(most, source->batch(step, 0, 1, row).sequences.size() - 1); // every start
+    CAPTURE(row);
+    CHECK(source->most_documents(row) == static_cast<std::int64_t>(most));
+  }
+  // 3 tokens from the first document on are three documents.
+  config::Run run = fixture::run();
+  run.settings.packed = true;
+  run.seq = 10;
+  run.max_documents = 4; // 1 + 1 + 1 + 7, but 1 + 1 + 5 + 1 + 1 + 1
+  const std::string refused = message_of([&] { open_tokens(t, folder, 100, run); });
+  CHECK(refused.find("a micro-batch of 10 tokens can have 6 documents (tokens t.bin") != std::string::npos);
+  CHECK(refused.find("max_documents is 4") != std::string::npos);
+  run.max_documents = 6;
+  CHECK(open_tokens(t, folder, 100, run) != nullptr);
+  run.max_documents.reset(); // as many as tokens
+  CHECK(open_tokens(t, folder, 100, run) != nullptr);
+  // Chat turns of 20 tokens: more than one for every 64.
+  bytes.clear();
+  for (int turn = 0; turn < 50; ++turn) {
+    for (int i = 1; i < 20; ++i) bytes += std::string("\x05\x00", 2);
+    bytes += std::string("\x00\x00", 2);
+  }
+  write(folder / "t.bin", bytes);
+  run.seq = 4096;
+  CHECK(message_of([&] { open_tokens(t, folder, 100, run); }).find("can have 205 documents") != std::string::npos); // 204.8
+  CHECK(message_of([&] { open_tokens(t, folder, 100, run); }).find("max_documents is 64 where it is not given") != std::string::npos);
+  run.max_documents = 205;
+  CHECK(open_tokens(t, folder, 100, run) != nullptr);
+  fs::remove_all(folder);
+}
+
+TEST_CASE("packed documents: the examples run, laid out for a GPU") {
+  for (const char* example : {"tiny", "tiny-native"}) {
+    const Setup s = load_setup(fs::path(std::getenv("GDN_EXAMPLES")) / (std::string(example) + ".yaml"), {{"packed", "true"}, {"micro_batch_size", "1"}, {"train.steps", "2"}});
+    CAPTURE(example);
+    CpuDevice device;
+    const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run);
+    Session session(s.profile.model, s.profile.run, device, std::numeric_limits<Bytes>::max(), &kernels::own_provider());
+    session.use(s.setting);
+    Training training(session, s.train, *tokens);
+    CHECK(std::isfinite(training.step().result.loss));
+  }
+}
+
 TEST_CASE("a loss that is not finite ends the run: the step, the last finite loss, a hint") {
   const Setup s = small_example({{"params_dtype", "fp32"}});
   CpuDevice device;
@@ -230,6 +292,28 @@ TEST_CASE("packed input: offsets that do not fit are named") {
   CHECK(check({0, 128}).find("token 5 has id 64") != std::string::npos);
 }
 
+TEST_CASE("packed input: as many documents as the run has room for, on every device") {
+  config::Run r = fixture::run();
+  r.settings.packed = true;
+  r.max_documents = 3;
+  const config::Model m = fixture::hybrid();
+  CpuDevice device;
+  auto step = [&](std::vector<std::int64_t> offsets) {
+    Session session(m, r, device);
+    session.parameters().initialise(9);
+    session.use({});
+    std::vector<Batch> batches = fixture::batches(m, r);
+    batches[0].sequences = std::move(offsets);
+    return message_of([&] { session.run(batches); });
+  };
+  CHECK(step({0, 1, 2, 80}).empty());
+  CHECK(step({0, 1, 2, 3, 80}).find("micro-batch 0 has 4 documents, max_documents is 3") != std::string::npos);
+  r.max_documents = 4;
+  CHECK(step({0, 1, 2, 3, 80}).empty());
+  r.settings.packed = false;
+  CHECK(step({0, 40, 80}).find("micro-batch 0 has 2 sequences, micro_batch_size is 1") != std::string::npos);
+}
+
 TEST_CASE("packed sequences leave the layers as each would alone") {
   for (const char* stack : {"megatron", "native"}) {
     config::Model m = fixture::hybrid();
@@ -237,6 +321,7 @@ TEST_CASE("packed sequences leave the layers as each would alone") {
       config::Run r = fixture::run();
       r.stack = stack;
       r.seq = offsets.back();
+      r.settings.packed = true;
       config::Run whole = fixture::run();
       const Batch all = fixture::batches(m, whole)[0];
       Batch b;

@@ -142,9 +142,14 @@ config::Model hybrid() {
   return small({config::LayerKind::Gdn, config::LayerKind::Attention}, {config::MlpKind::Moe, config::MlpKind::Moe});
 }
 
-void pack(std::vector<Batch>& batches) {
-  for (size_t i = 0; i < batches.size(); ++i)
-    batches[i].sequences = i % 2 == 0 ? std::vector<std::int64_t>{0, 7, 20, 33, 34, 61, 80} : std::vector<std::int64_t>{0, 59, 80};
+Case packed(config::Model model, config::Run run) {
+  run.settings.packed = true;
+  Case c{std::move(model), std::move(run)};
+  c.edit = [](std::vector<Batch>& batches) {
+    for (size_t i = 0; i < batches.size(); ++i)
+      batches[i].sequences = i % 2 == 0 ? std::vector<std::int64_t>{0, 7, 20, 33, 34, 61, 80} : std::vector<std::int64_t>{0, 59, 80};
+  };
+  return c;
 }
 
 } // namespace gdn::trainer::ranks_test

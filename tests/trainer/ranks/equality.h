@@ -29,7 +29,7 @@ config::Model small(std::vector<config::LayerKind> mixers, std::vector<config::M
 config::Run run_of(std::string stack, config::Parallel parallel, std::int64_t micro_batches_of_all = 4);
 config::Model hybrid(); // a GDN and an attention layer, each with a mixture of experts
 inline const char* const kStacks[] = {"megatron", "native"};
-// An `edit`: documents of 80 tokens with boundaries inside the pieces of two and of four context ranks, one of a token.
-void pack(std::vector<Batch>& batches);
+// Documents of 80 tokens with boundaries inside the pieces of two and of four context ranks, one of a token.
+Case packed(config::Model model, config::Run run);
 
 } // namespace gdn::trainer::ranks_test

@@ -57,6 +57,7 @@ TEST_CASE("edges of 2 ranks: an over-full expert drops the rows past its bound")
 TEST_CASE("edges of 2 ranks: a context-parallel rank without a token of most documents") {
   for (const char* stack : kStacks) {
     Case c{hybrid(), run_of(stack, {.cp = 2, .gpus = 2})};
+    c.run.settings.packed = true;
     c.edit = [](std::vector<Batch>& batches) { // pieces 1 and 2 of 4, [20, 60), are rank 1's
       for (Batch& b : batches) b.sequences = {0, 5, 20, 40, 41, 60, 80};
     };
@@ -67,7 +68,8 @@ TEST_CASE("edges of 2 ranks: a context-parallel rank without a token of most doc
 TEST_CASE("edges of 2 ranks: an empty document is an error on every rank, and the session goes on") {
   for (const Parallel& layout : {Parallel{.cp = 2, .gpus = 2}, Parallel{.ep = 2, .gpus = 2}}) {
     const config::Model model = hybrid();
-    const config::Run run = run_of("native", layout, 2);
+    config::Run run = run_of("native", layout, 2);
+    run.settings.packed = true;
     CpuDevice device;
     const Ranks ranks(world(), layout);
     Session session(model, run, device, std::numeric_limits<Bytes>::max(), nullptr, &ranks);
@@ -87,9 +89,7 @@ TEST_CASE("edges of 2 ranks: heads exchanged for attention") {
     Case c{hybrid(), run_of(stack, {.cp = 2, .gpus = 2}), {"moe"}};
     c.run.cp_comm_type = "a2a";
     check_equal(c);
-    c.edit = pack;
-    c.modules = {};
-    check_equal(c);
+    check_equal(packed(c.model, c.run));
   }
 }
 
