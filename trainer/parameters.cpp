@@ -278,13 +278,14 @@ bool Parameters::is_counted(const ParameterSlot& s) const {
   return run_.optimizer.distributed || (expert ? ranks_.place().edp : ranks_.dense_replicas().rank()) == 0;
 }
 
+bool Parameters::copies_embedding(const config::Model& m, const config::Run& run) { return m.tied_embeddings || (run.train_mtp && m.mtp_layers > 0); }
+
 void Parameters::reduce_gradients() {
   if (ranks_.alone()) return;
   auto sum = [](const ParameterSlot& s, Communicator& over) { over.all_reduce(reinterpret_cast<std::byte*>(s.gradient), s.elements, DType::FP32); };
   for (const ParameterSlot& s : slots_)
     if (is_partial(s)) sum(s, ranks_.group(model::Group::Tp));
-  const bool copied = model_.tied_embeddings || (run_.train_mtp && model_.mtp_layers > 0);
-  if (copied && ranks_.pipeline_ends().size() > 1) sum(at("embedding.word"), ranks_.pipeline_ends());
+  if (copies_embedding(model_, run_) && ranks_.pipeline_ends().size() > 1) sum(at("embedding.word"), ranks_.pipeline_ends());
   for (const Bucket& b : buckets_) {
     if (b.replicas->size() == 1) continue;
     auto* all = reinterpret_cast<std::byte*>(b.gradient);

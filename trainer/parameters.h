@@ -95,6 +95,8 @@ public:
   const model::ParameterTable& table() const { return table_; }
   CategoryBytes bytes() const { return bytes_; }
   static CategoryBytes bytes_of(const model::StaticState& state);
+  // Whether first and last pipeline stage both hold the word embedding, and sum its gradients.
+  static bool copies_embedding(const config::Model& model, const config::Run& run);
 
 private:
   // A contiguous run of parameters whose gradients are summed over the same ranks.

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "model/dims.h"
+#include "program/transfers.h"
 #include "trainer/prediction.h"
 
 namespace gdn::trainer {
@@ -51,6 +52,17 @@ std::unique_ptr<Ranks> rank_alone(const config::Parallel& parallel) {
   return std::make_unique<Ranks>(world, parallel);
 }
 
+bool has_experts(const config::Model& m) { return std::find(m.mlps.begin(), m.mlps.end(), config::MlpKind::Moe) != m.mlps.end(); }
+
+// The groups that exchange more than a few numbers: of ops, and of gradients and parameters.
+void connect_groups(const Ranks& ranks, const config::Model& model, bool embedding_copied) {
+  for (const model::Group g : {model::Group::Tp, model::Group::Cp}) ranks.group(g).connect();
+  if (has_experts(model))
+    for (const model::Group g : {model::Group::Ep, model::Group::Etp, model::Group::Edp}) ranks.group(g).connect();
+  ranks.dense_replicas().connect();
+  if (embedding_copied) ranks.pipeline_ends().connect();
+}
+
 } // namespace
 
 Session::Session(config::Model model, config::Run run, Device& device, Bytes budget, const model::Provider* laid_out_for, const Ranks* ranks)
@@ -62,12 +74,18 @@ Session::Session(config::Model model, config::Run run, Device& device, Bytes bud
     throw Error(ErrorCode::Config, fmt::format("tensor_model_parallel_size: {} ranks hold the heads under one norm (qk_layernorm_whole_vector), which is not executed",
                                                run_.parallel.tp),
                 "gdnplan prices it; here such a model runs with tp 1");
+  connect_groups(*ranks_, model_, Parameters::copies_embedding(model_, run_));
   const Bytes state = Parameters::bytes_of(model::static_state(model_, run_, ranks_->place().pp)).total();
-  if (state > budget_)
+  if (const Bytes may_take = this->may_take(); state > may_take)
     throw Error(ErrorCode::DoesNotFit,
-                fmt::format("parameters, gradients and optimizer take {}, {} may be used", format_bytes(state), format_bytes(budget_)),
+                fmt::format("parameters, gradients and optimizer take {}, {} may be used", format_bytes(state), format_bytes(may_take)),
                 "no recompute setting changes that: a smaller model, or more memory");
   parameters_ = std::make_unique<Parameters>(model_, run_, device, ledger_, *ranks_);
+}
+
+Bytes Session::may_take() const {
+  const Bytes free = device_.memory_now().free; // 0: unknown
+  return free == 0 ? budget_ : std::min(budget_, free + (parameters_ ? parameters_->bytes().total() : 0));
 }
 
 void Session::use(const plan::Setting& setting, std::optional<Checks> chosen) {
@@ -79,16 +97,16 @@ void Session::use(const plan::Setting& setting, std::optional<Checks> chosen) {
   program::LayoutOptions options;
   options.guard = kGuard;
   const program::Layout layout = program::lay_out(*program_, options);
-  if (parameters_->bytes().total() + layout.extent > budget_)
-    throw Error(ErrorCode::DoesNotFit, does_not_fit(*workload_, setting, predict(*workload_, setting, *program_, stage), budget_, stage));
-  try {
-    executor_ = std::make_unique<Executor>(*program_, script(*program_, layout, run_.parallel, stage, micro_batches), device_,
-                                           *parameters_, ledger_, checks, &workload_->provider() != &device_.provider());
-  } catch (const Error& e) { // less is free than may be used: somebody else is on the device
-    if (e.code() != ErrorCode::DoesNotFit || device_.memory_now().free == 0) throw;
-    const Bytes there = parameters_->bytes().total() + device_.memory_now().free;
-    throw Error(ErrorCode::DoesNotFit, fmt::format("{}; {}", e.what(), does_not_fit(*workload_, setting, predict(*workload_, setting, *program_, stage), there, stage)));
+  Communicator& pipeline = ranks_->group(model::Group::Pp);
+  for (const program::Route& r : program::routes(program::transfers(*program_, static_cast<int>(run_.parallel.pp), static_cast<int>(stage),
+                                                                    static_cast<int>(run_.parallel.vp), micro_batches))) {
+    if (r.sends) pipeline.connect_send(r.peer, r.tag, r.largest);
+    else pipeline.connect_receive(r.peer, r.tag);
   }
+  if (const Bytes may_take = this->may_take(); parameters_->bytes().total() + layout.extent > may_take)
+    throw Error(ErrorCode::DoesNotFit, does_not_fit(*workload_, setting, predict(*workload_, setting, *program_, stage), may_take, stage));
+  executor_ = std::make_unique<Executor>(*program_, script(*program_, layout, run_.parallel, stage, micro_batches), device_,
+                                         *parameters_, ledger_, checks, &workload_->provider() != &device_.provider());
 }
 
 namespace {
@@ -141,8 +159,7 @@ StepResult Session::run(const std::vector<Batch>& batches, std::uint64_t step, s
   device_.synchronise();
   StepResult r;
   r.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const bool routed = std::find(model_.mlps.begin(), model_.mlps.end(), config::MlpKind::Moe) != model_.mlps.end();
-  if (!ranks_->alone()) sum_over_ranks(totals, routed ? model_.moe.experts : 0, *ranks_);
+  if (!ranks_->alone()) sum_over_ranks(totals, has_experts(model_) ? model_.moe.experts : 0, *ranks_);
   r.loss = totals.loss_sum / static_cast<double>(valid);
   r.mtp_loss = totals.mtp_sum / static_cast<double>(valid);
   r.aux_loss = totals.aux_loss;

@@ -39,7 +39,7 @@ struct StepResult {
 // runs a step, measures it or compares two ways of running it is built on this.
 class Session {
 public:
-  // `budget`: bytes that may be allocated. `laid_out_for`: whose scratch the program reserves, if not the
+  // `budget`: bytes that may be allocated; less where less is free once the ranks are connected. `laid_out_for`: whose scratch the program reserves, if not the
   // device's own provider; so the CPU can check what a GPU run would hold, byte by byte. Throws Error{Config} for what is priced but not executed.
   // `ranks`: this rank of several, which outlives the session; not given: a rank alone, and Error{Config}
   // for a run of more. With several ranks all of them make their sessions and run their steps together.
@@ -69,6 +69,8 @@ public:
   Bytes arena_bytes() const { return executor_ ? executor_->arena_bytes() : 0; }
 
 private:
+  Bytes may_take() const; // state and arena together
+
   config::Model model_;
   config::Run run_;
   Device& device_;

@@ -1,5 +1,6 @@
 #include "program/transfers.h"
 
+#include <algorithm>
 #include <map>
 
 namespace gdn::program {
@@ -40,6 +41,23 @@ std::vector<RunTransfers> transfers(const Program& program, int pp, int rank, in
       if (auto it = arriving.find(id); it != arriving.end()) out[r].receives.push_back(it->second);
     for (int id : program.runs()[r].frees)
       if (auto it = leaving.find(id); it != leaving.end()) out[r].sends.push_back(it->second);
+  }
+  return out;
+}
+
+std::vector<Route> routes(const std::vector<RunTransfers>& transfers) {
+  std::vector<Route> out;
+  auto add = [&](bool sends, const std::vector<Transfer>& messages) {
+    for (const Transfer& t : messages) {
+      const auto same = [&](const Route& r) { return r.sends == sends && r.peer == t.peer && r.tag % 2 == t.tag % 2; };
+      auto it = std::find_if(out.begin(), out.end(), same);
+      if (it == out.end()) it = out.insert(out.end(), {sends, t.peer, t.tag, 0});
+      it->largest = std::max(it->largest, t.bytes);
+    }
+  };
+  for (const RunTransfers& run : transfers) {
+    add(false, run.receives);
+    add(true, run.sends);
   }
   return out;
 }

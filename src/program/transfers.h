@@ -25,4 +25,15 @@ struct RunTransfers {
 // gradient likewise the other way.
 std::vector<RunTransfers> transfers(const Program& program, int pp, int rank, int vp, int micro_batches);
 
+// Messages that go one way between a rank and another: activations or gradients.
+struct Route {
+  bool sends = false;
+  int peer = 0;
+  int tag = 0;       // of the first one: even for activations
+  Bytes largest = 0;
+};
+
+// In the order of their first messages, in which two ends can wait for each other on every route without a circle.
+std::vector<Route> routes(const std::vector<RunTransfers>& transfers);
+
 } // namespace gdn::program

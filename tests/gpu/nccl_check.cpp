@@ -1,9 +1,12 @@
 // Exchanges between two GPUs through NCCL, one thread a GPU: against sums on the CPU in the order of the ranks,
-// bit by bit; repeated; unequal parts; a peer that never comes must end in an error, not a hang.
+// bit by bit; repeated; unequal parts; a peer that never comes must end in an error, not a hang, and whichever group or pair it
+// left waiting, no other group's sum on the host may pass then.
 //   nccl_check [bench]
 #include <barrier>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -26,6 +29,9 @@ constexpr int kRanks = 2;
 struct Meeting {
   std::barrier<> all{kRanks};
   const std::byte* given[kRanks] = {};
+  std::mutex mutex;
+  std::condition_variable posted;
+  std::map<std::pair<int, int>, std::deque<std::vector<std::byte>>> messages; // by receiver and tag
 };
 class Threads final : public Communicator {
 public:
@@ -42,8 +48,18 @@ public:
   void all_reduce(std::byte*, std::int64_t, DType, trainer::Reduction) override { unused(); }
   void reduce_scatter(const std::byte*, std::byte*, std::int64_t, DType) override { unused(); }
   void all_to_all(std::span<const Part>, std::span<const Part>) override { unused(); }
-  void send(int, int, const std::byte*, Bytes) override { unused(); }
-  void receive(int, int, std::byte*, Bytes) override { unused(); }
+  void send(int to, int tag, const std::byte* data, Bytes bytes) override {
+    const std::lock_guard lock(meeting_.mutex);
+    meeting_.messages[{to, tag}].emplace_back(data, data + bytes);
+    meeting_.posted.notify_all();
+  }
+  void receive(int, int tag, std::byte* data, Bytes bytes) override {
+    std::unique_lock lock(meeting_.mutex);
+    auto& mine = meeting_.messages[{rank_, tag}];
+    meeting_.posted.wait(lock, [&] { return !mine.empty(); });
+    std::memcpy(data, mine.front().data(), static_cast<std::size_t>(bytes));
+    mine.pop_front();
+  }
   void sum_on_host(std::span<double>) override { unused(); }
 
 private:
@@ -56,7 +72,10 @@ public:
   ThreadWorld(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank) {}
   int rank() const override { return rank_; }
   int size() const override { return kRanks; }
-  std::unique_ptr<Communicator> group(const std::vector<int>&) override { return std::make_unique<Threads>(meeting_, rank_); }
+  std::unique_ptr<Communicator> group(const std::vector<int>& members) override {
+    if (members.size() == 1) return trainer::Alone().group(members);
+    return std::make_unique<Threads>(meeting_, rank_);
+  }
   void abort(int) override {}
 
 private:
@@ -175,6 +194,37 @@ void check_blocks() {
   expect(fits, "pieces of up to 4096 ranks in the staging memory");
 }
 
+// A rank goes on alone after `warm`, which both do: `left` of rank 0 then waits for somebody who never comes. The watchdog ends
+// that, and neither the next exchange nor a sum on the host of another group passes.
+void check_silence(Meeting& meeting, ThreadWorld& host, cudaStream_t stream, const std::string& what, const std::function<void(Communicator&, std::byte*)>& warm,
+                   const std::function<void(Communicator&, std::byte*)>& left) {
+  const auto world = trainer::start_nccl(host, {.compute = stream, .patience = 3});
+  const auto group = world->group({0, 1}), alone = world->group({host.rank()});
+  DeviceArray<float> data(values<float>(1 << 20, host.rank()));
+  warm(*group, bytes_of(data));
+  GDN_CUDA(cudaStreamSynchronize(stream));
+  alone->sum_on_host({}); // nothing has failed yet
+  if (host.rank() == 0) {
+    const auto start = std::chrono::steady_clock::now();
+    auto message = [](auto&& call) -> std::string {
+      try {
+        call();
+      } catch (const Error& e) {
+        return e.code() == ErrorCode::Nccl ? e.what() : "";
+      }
+      return "";
+    };
+    auto refused = [](const std::string& m) { return m.find("no answer") != std::string::npos; };
+    left(*group, bytes_of(data)); // queued
+    const std::string elsewhere = message([&] { alone->sum_on_host({}); }), barrier = message([&] { alone->barrier(); }),
+                      next = message([&] { left(*group, bytes_of(data)); });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    expect(refused(elsewhere) && refused(barrier) && refused(next) && seconds < 20,
+           what + ", a lost peer after " + std::to_string(seconds) + " s: " + next + "; another group: " + elsewhere);
+  }
+  meeting.all.arrive_and_wait();
+}
+
 void run_rank(Meeting& meeting, int rank, bool timing) try {
   GDN_CUDA(cudaSetDevice(rank));
   cudaStream_t stream;
@@ -195,25 +245,13 @@ void run_rank(Meeting& meeting, int rank, bool timing) try {
     group->barrier();
   }
   if (timing) return;
-  const auto world = trainer::start_nccl(host, {.compute = stream, .patience = 3});
-  const auto group = world->group({0, 1});
-  DeviceArray<float> data(values<float>(1 << 20, rank));
-  group->all_reduce(bytes_of(data), 1 << 20, DType::FP32);
-  GDN_CUDA(cudaStreamSynchronize(stream));
-  if (rank == 0) { // the other one is gone
-    const auto start = std::chrono::steady_clock::now();
-    std::string message;
-    try {
-      group->all_reduce(bytes_of(data), 1 << 20, DType::FP32);
-      GDN_CUDA(cudaStreamSynchronize(stream)); // ends when the watchdog has given up
-      group->all_reduce(bytes_of(data), 1 << 20, DType::FP32);
-    } catch (const Error& e) {
-      message = e.what();
-    }
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    expect(message.find("no answer") != std::string::npos && seconds < 20, "a lost peer after " + std::to_string(seconds) + " s: " + message);
-  }
-  meeting.all.arrive_and_wait();
+  auto sum = [](Communicator& group, std::byte* data) { group.all_reduce(data, 1 << 20, DType::FP32); };
+  check_silence(meeting, host, stream, "a sum", sum, sum);
+  auto message = [](Communicator& group, std::byte* data) {
+    if (group.rank() == 1) group.send(0, 0, data, 4 << 20);
+    else group.receive(1, 0, data, 4 << 20);
+  };
+  check_silence(meeting, host, stream, "a message", message, message);
 } catch (const Error& e) {
   std::printf("rank %d: error: %s\n", rank, e.what());
   std::fflush(stdout);

@@ -31,6 +31,13 @@ public:
   virtual int rank() const = 0; // in the group
   virtual int size() const = 0;
 
+  // Sets up what exchanges of the group go through and gives it the memory it takes on the device, so that a plan counts only on
+  // what is left. Together; without it the first exchange does that.
+  virtual void connect() {}
+  // The same for messages of up to `largest` bytes from this rank to another and from another to this one, by both ends.
+  virtual void connect_send(int /*to*/, int /*tag*/, Bytes /*largest*/) {}
+  virtual void connect_receive(int /*from*/, int /*tag*/) {}
+
   // In place.
   virtual void all_reduce(std::byte* data, std::int64_t elements, DType dtype, Reduction reduction = Reduction::Sum) = 0;
   // `bytes` of every rank, in their order, into `all`; `mine` may lie at its place there.
@@ -44,8 +51,9 @@ public:
   // messages of one tag between two ranks keep their order.
   virtual void send(int to, int tag, const std::byte* data, Bytes bytes) = 0;
   virtual void receive(int from, int tag, std::byte* data, Bytes bytes) = 0;
-  virtual void barrier() = 0;
 
+  // Behind both, everything that was exchanged before is whole, in any group and on every rank of this one: else they throw.
+  virtual void barrier() = 0;
   // Sums of a few values in host memory, in the order of the ranks.
   virtual void sum_on_host(std::span<double> values) = 0;
 };

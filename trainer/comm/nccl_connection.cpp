@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "core/error.h"
 #include "kernels/common/memory.h"
 
 namespace gdn::trainer {
@@ -13,6 +12,8 @@ namespace gdn::trainer {
 namespace {
 
 constexpr auto kPause = std::chrono::milliseconds(20);
+constexpr Bytes kSmall = 256; // of an exchange that only connects
+constexpr const char* kPeer = "a peer that ended says why in its own message";
 
 } // namespace
 
@@ -38,20 +39,33 @@ Connection::~Connection() {
     watchdog_.join();
   }
   if (comm_ && std::uncaught_exceptions() > 0) ncclCommAbort(comm_); // nobody waits for the others' farewell
-  else if (comm_ && failure_.empty()) close();
+  else if (comm_ && !failure_) close();
   GDN_CUDA_NOTHROW(cudaFree(staging_));
   GDN_CUDA_NOTHROW(cudaEventDestroy(ready_));
   GDN_CUDA_NOTHROW(cudaEventDestroy(done_));
   GDN_CUDA_NOTHROW(cudaStreamDestroy(stream_));
 }
 
-void Connection::reserve_staging() {
+// Rings carry large all-gathers otherwise than small ones; messages of a pair go one way whatever their size.
+void Connection::warm_up() {
   staging_ = kernels::allocate(kStaging, fmt::format("sums over a group of {} ranks", size_));
+  Stopwatch untimed;
+  ordered("connecting", kSmall, untimed, [&] {
+    for (const Bytes bytes : {kSmall, piece_of(1, size_)}) all_gather(staging_ + rank_ * bytes, staging_, bytes);
+    std::vector<Part> to, from;
+    for (int r = 0; r < size_; ++r) {
+      to.push_back({staging_ + rank_ * kSmall, kSmall});
+      from.push_back({staging_ + r * kSmall, kSmall});
+    }
+    exchange(to, from);
+  });
+  synchronise();
 }
 
 void Connection::require_whole() {
   const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) throw_failure();
+  ask_nccl();
+  require_whole_locked();
 }
 
 void Connection::synchronise() {
@@ -61,7 +75,7 @@ void Connection::synchronise() {
 
 void Connection::ordered(const char* what, Bytes bytes, Stopwatch& watch, const std::function<void()>& work, bool waits) {
   const std::lock_guard lock(mutex_);
-  if (!failure_.empty()) throw_failure();
+  require_whole_locked();
   last_ = what;
   GDN_CUDA(cudaEventRecord(ready_, options_.compute));
   GDN_CUDA(cudaStreamWaitEvent(stream_, ready_, 0));
@@ -94,8 +108,8 @@ void Connection::exchange(std::span<const Part> to, std::span<const Part> from) 
   if (size_ == 1) return;
   auto check = [this](const char* what, ncclResult_t r) {
     if (r == ncclSuccess || r == ncclInProgress) return;
-    give_up(fmt::format("{}: {}", what, ncclGetErrorString(r)));
-    throw_failure();
+    give_up_after(what, r);
+    require_whole_locked();
   };
   check("ncclGroupStart", ncclGroupStart());
   for (int r = 0; r < size_; ++r) {
@@ -129,25 +143,45 @@ void Connection::settle(const char* what, ncclResult_t result) {
     if (result != ncclInProgress) break;
     const double waited = std::chrono::duration<double>(Clock::now() - start).count();
     if (waited > options_.patience) {
-      give_up(fmt::format("{}: no answer of the other ranks within {:.0f} s", what, options_.patience));
-      throw_failure();
+      give_up_waiting(what);
+      require_whole_locked();
     }
     if (waited > 1e-3) std::this_thread::sleep_for(std::chrono::microseconds(100)); // until then it is about to be there
     else std::this_thread::yield();
   }
   if (result == ncclSuccess) return;
-  give_up(fmt::format("{}: {}", what, ncclGetErrorString(result)));
-  throw_failure();
+  give_up_after(what, result);
+  require_whole_locked();
 }
 
-void Connection::give_up(std::string why) {
-  if (!failure_.empty()) return;
+void Connection::give_up(Error why) {
+  if (failure_) return;
   failure_ = std::move(why);
-  if (comm_) ncclCommAbort(std::exchange(comm_, nullptr)); // ends its kernels
+  if (comm_) ncclCommAbort(std::exchange(comm_, nullptr));
 }
 
-void Connection::throw_failure() const {
-  throw Error(ErrorCode::Nccl, fmt::format("rank {} of {}: {}", rank_, size_, failure_), "a peer that ended says why in its own message");
+void Connection::give_up_waiting(const std::string& what) {
+  give_up({ErrorCode::Nccl, fmt::format("rank {} of {}: {}: no answer of the other ranks within {:.0f} s", rank_, size_, what, options_.patience), kPeer});
+}
+
+void Connection::give_up_after(const std::string& what, ncclResult_t result) {
+  const std::string last = ncclGetLastError(comm_); // the one place where it says that memory ran out
+  const std::string text = fmt::format("rank {} of {}: {}: {}{}", rank_, size_, what, ncclGetErrorString(result),
+                                       last.empty() ? "" : fmt::format(" (NCCL's last warning: {})", last));
+  auto says = [&](const char* words) { return last.find(words) != std::string::npos; };
+  if (result != ncclUnhandledCudaError || !(says("out of memory") || says("Failed to CUDA malloc") || says("Failed to CUDA calloc"))) return give_up({ErrorCode::Nccl, text, kPeer});
+  give_up({ErrorCode::DoesNotFit, text, "the GPU has no room for NCCL's buffers: end what else runs on it, take fewer kinds of parallelism or a smaller model, "
+                                        "or smaller buffers (NCCL_BUFFSIZE, NCCL_MAX_CTAS)"});
+}
+
+void Connection::ask_nccl() {
+  if (!comm_) return;
+  ncclResult_t state = ncclSuccess;
+  if (ncclCommGetAsyncError(comm_, &state); state != ncclSuccess && state != ncclInProgress) give_up_after(last_, state);
+}
+
+void Connection::require_whole_locked() const {
+  if (failure_) throw Error(*failure_);
 }
 
 void Connection::watch(const std::stop_token& stop) {
@@ -156,14 +190,9 @@ void Connection::watch(const std::stop_token& stop) {
     std::this_thread::sleep_for(kPause);
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock() || !comm_) continue;
-    ncclResult_t state = ncclSuccess;
-    if (ncclCommGetAsyncError(comm_, &state); state != ncclSuccess && state != ncclInProgress) {
-      give_up(fmt::format("{}: {}", last_, ncclGetErrorString(state)));
-    } else if (pending_ && cudaEventQuery(done_) != cudaErrorNotReady) {
-      pending_ = false;
-    } else if (pending_ && std::chrono::duration<double>(Clock::now() - since_).count() > options_.patience) {
-      give_up(fmt::format("{}: no answer of the other ranks within {:.0f} s", last_, options_.patience));
-    }
+    ask_nccl();
+    if (pending_ && cudaEventQuery(done_) != cudaErrorNotReady) pending_ = false;
+    else if (pending_ && std::chrono::duration<double>(Clock::now() - since_).count() > options_.patience) give_up_waiting(last_);
   }
 }
 

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -10,6 +11,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include "core/error.h"
 #include "kernels/common/check.h"
 #include "kernels/common/launch.h"
 #include "trainer/comm/nccl_world.h"
@@ -61,7 +63,8 @@ private:
 ncclUniqueId new_nccl_id(); // throws Error{Nccl}
 
 // What some ranks have together: NCCL's communicator, its stream, and who watches it. A peer that is lost or silent for
-// longer than the options' patience ends the communicator; every call after that throws Error{Nccl}.
+// longer than the options' patience ends the communicator; every call after that throws Error{Nccl}, or Error{DoesNotFit}
+// where NCCL found no memory for its buffers.
 class Connection {
 public:
   // Together, with one id.
@@ -78,10 +81,11 @@ public:
   // Memory for sums, kStaging bytes: larger ones go in blocks, of which every rank's piece has at most so many elements.
   static constexpr Bytes kStaging = Bytes{64} << 20;
   static constexpr std::int64_t piece_of(Bytes element, std::int64_t ranks) { return kStaging / element / ranks / 256 * 256; }
-  void reserve_staging();
   std::byte* staging() const { return staging_; }
+  // The staging memory, and an exchange of each kind: NCCL connects ranks and takes its buffers with the first. Together.
+  void warm_up();
 
-  void require_whole();
+  void require_whole(); // throws if an exchange has failed
   void synchronise();
 
   // `work` on the own stream, behind what `compute` has got so far and, if it `waits`, before what it gets next.
@@ -101,8 +105,12 @@ private:
   void close();
   // Until a call on a communicator that does not block is under way. The mutex is held.
   void settle(const char* what, ncclResult_t result);
-  void give_up(std::string why); // the mutex is held
-  [[noreturn]] void throw_failure() const;
+  // Ends the communicator and its kernels. The mutex is held.
+  void give_up(Error why);
+  void give_up_waiting(const std::string& what);
+  void give_up_after(const std::string& what, ncclResult_t result);
+  void ask_nccl(); // about errors that it found meanwhile; the mutex is held
+  void require_whole_locked() const;
   // Work that neither ends nor changes for too long, or an error that NCCL found meanwhile, ends the communicator.
   void watch(const std::stop_token& stop);
 
@@ -115,7 +123,8 @@ private:
   std::byte* staging_ = nullptr;
   // What the watchdog reads.
   std::mutex mutex_;
-  std::string failure_, last_ = "connecting";
+  std::optional<Error> failure_;
+  std::string last_ = "connecting";
   bool pending_ = false;
   Clock::time_point since_;
   std::jthread watchdog_;

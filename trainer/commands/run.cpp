@@ -61,6 +61,9 @@ int dry_run(const RunOptions& o, const Setup& s, Device& device, const std::stri
   add_heading(d, s, device, data);
   if (stages > 1) d.line(fmt::format("Pipeline rank {} of {} needs most:", fullest, stages));
   add_prediction(d, most, budget);
+  if (device.asynchronous() && s.profile.run.parallel.gpus > 1 && most.total_bytes() <= budget)
+    d.line(fmt::format("{} are left for the connections between ranks, which are not counted: NCCL's buffers, 64 MiB a group for sums, copies of what "
+                       "pipeline stages send. A run connects first and plans with what is free then.", format_bytes(budget - most.total_bytes())));
   print(d);
   if (most.total_bytes() <= budget) return 0;
   throw Error(ErrorCode::DoesNotFit, does_not_fit(workload, s.setting, most, budget, fullest));

@@ -9,8 +9,7 @@ namespace gdn::trainer {
 bool have_cuda_device(std::string* why = nullptr);
 
 // Runs ops with the kernels of kernels/ on one stream of this rank's GPU, asynchronously; exchanges between ranks on another. No allocation and no wait inside
-// a step, but for two: the first messages between pipeline stages set up what they go through (nccl_world.h), and an op that
-// dispatches rows to expert ranks waits for how many will arrive. What a step collects stays in device memory until it ends. Results
+// a step, but for one: an op that dispatches rows to expert ranks waits for how many will arrive. What a step collects stays in device memory until it ends. Results
 // are bitwise repeatable.
 class CudaDevice final : public Device {
 public:

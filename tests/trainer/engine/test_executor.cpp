@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include "core/error.h"
 #include "fixture.h"
 #include "plan/plan.h"
 #include "trainer/decorated_device.h"
@@ -27,6 +28,35 @@ TEST_CASE("one step without recompute: finite, near the uniform entropy, memory 
     CHECK(std::isfinite(sum));
     CHECK(sum > 0);
   }
+}
+
+// Connections between ranks take memory that was free when the budget was asked for.
+TEST_CASE("a step is laid out in what is free, where that is less than the budget") {
+  struct Crowded final : DecoratedDevice {
+    using DecoratedDevice::DecoratedDevice;
+    MemoryNow memory_now() override { return {0, free}; }
+    Bytes free = Bytes{1} << 40;
+  };
+  CpuDevice cpu;
+  Crowded device(cpu);
+  Session s(fixture::hybrid(), fixture::run(1), device);
+  s.use({});
+  const Bytes arena = s.arena_bytes();
+  device.free = arena;
+  CHECK_NOTHROW(s.use({}));
+  device.free = arena - 1;
+  const std::string there = format_bytes(arena - 1 + s.parameters().bytes().total()) + " may be used";
+  auto message = [](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::DoesNotFit ? e.what() : "";
+    }
+    return "";
+  };
+  CHECK(message([&] { s.use({}); }).find(there) != std::string::npos);
+  device.free = 1;
+  CHECK(message([&] { Session(fixture::hybrid(), fixture::run(1), device); }).find("1 B may be used") != std::string::npos);
 }
 
 TEST_CASE("a device that watches another sees every run, timed or not") {

@@ -99,6 +99,28 @@ std::string stuck(const std::vector<Stage>& stages) {
   return "";
 }
 
+// Each stage opens its routes in their order, and waits on each for the other end. Empty: all were opened, as wide as what goes there.
+std::string unopened(const std::vector<Stage>& stages) {
+  std::vector<std::vector<program::Route>> left;
+  for (const Stage& s : stages) left.push_back(program::routes(s.moved));
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (size_t a = 0; a < left.size(); ++a) {
+      if (left[a].empty()) continue;
+      const program::Route mine = left[a].front();
+      auto& theirs = left[static_cast<size_t>(mine.peer)];
+      if (!mine.sends || theirs.empty() || theirs.front().sends || theirs.front().peer != static_cast<int>(a) || theirs.front().tag != mine.tag) continue;
+      if (theirs.front().largest != mine.largest) return "widths differ";
+      left[a].erase(left[a].begin());
+      theirs.erase(theirs.begin());
+      progress = true;
+    }
+  }
+  for (size_t s = 0; s < left.size(); ++s)
+    if (!left[s].empty()) return "stage " + std::to_string(s) + " waits for " + std::to_string(left[s].front().peer);
+  return "";
+}
+
 const Parallel kLayouts[] = {
     {.gpus = 4},
     {.ep = 2, .gpus = 4},
@@ -151,6 +173,7 @@ TEST_CASE("members of a group list the same collectives; sends match receives") 
           ranks.push_back(lists_of(stages[static_cast<size_t>(topology.place(r).pp)].program, topology, r));
         CHECK(disagreement(ranks) == "");
         CHECK(stuck(stages) == "");
+        CHECK(unopened(stages) == "");
         size_t sent = 0;
         for (const Stage& s : stages)
           for (const auto& run_moves : s.moved) sent += run_moves.sends.size();
@@ -170,12 +193,16 @@ TEST_CASE("the checks can fail") {
     stages.push_back({std::move(p), std::move(moved)});
   }
   CHECK(stuck(stages) == "");
+  CHECK(unopened(stages) == "");
+  CHECK(program::routes(stages[0].moved).size() == 2); // activations there, gradients back
   for (auto& moves : stages[0].moved)
     if (!moves.sends.empty()) {
       moves.sends.clear();
       break;
     }
   CHECK(stuck(stages).find("waits at") != std::string::npos);
+  std::swap(stages[0], stages[1]);
+  CHECK(unopened(stages).find("waits for") != std::string::npos);
   std::vector<Lists> two(2);
   two[0][{0, 1}] = {{model::CollectiveKind::AllReduce, "a", 4}, {model::CollectiveKind::AllGather, "b", 4}};
   two[1][{0, 1}] = {{model::CollectiveKind::AllGather, "b", 4}, {model::CollectiveKind::AllReduce, "a", 4}};
