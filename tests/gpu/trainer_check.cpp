@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "plan/plan.h"
 #include "tests/trainer/engine/fixture.h"
+#include "reference/bf16.h"
 #include "trainer/cuda/device.h"
 #include "trainer/op_check.h"
 
