@@ -11,8 +11,8 @@
 
 #include "core/error.h"
 #include "plan/plan.h"
-#include "tests/trainer/engine/fixture.h"
 #include "reference/bf16.h"
+#include "tests/trainer/engine/fixture.h"
 #include "trainer/cuda/device.h"
 #include "trainer/op_check.h"
 

@@ -1,6 +1,8 @@
 #pragma once
 #include <functional>
 
+#include <fmt/core.h>
+
 #include "config/profiles.h"
 #include "tests/trainer/hf_folder.h"
 #include "trainer/cpu/device.h"

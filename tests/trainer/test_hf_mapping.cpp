@@ -3,6 +3,8 @@
 #include <cstring>
 #include <set>
 
+#include <fmt/core.h>
+
 #include "config/profiles.h"
 #include "core/error.h"
 #include "tests/trainer/hf_folder.h"
