@@ -11,7 +11,7 @@ namespace gdn::planner {
 
 namespace {
 
-constexpr size_t kShown = 12; // rows a table before --all
+constexpr size_t kShownSpans = 12; // rows a table before --all
 
 report::Table table(const char* name) {
   return {name, {{"span", report::Align::Left, true}, {"layers", report::Align::Left, true}, {"peak falls", report::Align::Right},
@@ -56,7 +56,7 @@ int run_explore(const Case& c, bool all, const OutputOptions& output) {
   d.heading("Most for its replay");
   report::Table best = table("spans");
   for (const plan::ExploredSpan& s : x.spans)
-    if (all || best.rows.size() < kShown) add(best, s, x.base);
+    if (all || best.rows.size() < kShownSpans) add(best, s, x.base);
   d.table(std::move(best));
   d.heading("The best for every price: each the cheapest next step");
   report::Table front = table("front");

@@ -15,7 +15,7 @@ namespace gdn::trainer {
 
 namespace {
 
-[[noreturn]] void fail(const std::filesystem::path& path, const char* what) {
+[[noreturn]] void io_failed(const std::filesystem::path& path, const char* what) {
   const int error = errno;
   throw Error(ErrorCode::Io, fmt::format("{}: cannot {}: {}", path.string(), what, std::strerror(error)),
               error == ENOSPC || error == EDQUOT ? "make room, then start the same command again" : "");
@@ -35,7 +35,7 @@ void sync_folder(const std::filesystem::path& path) {
 
 AtomicFile::AtomicFile(std::filesystem::path path) : path_(std::move(path)), temporary_(path_.string() + ".part") {
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file_ < 0) fail(temporary_, "create it");
+  if (file_ < 0) io_failed(temporary_, "create it");
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
@@ -51,15 +51,15 @@ void AtomicFile::write(Bytes offset, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(file_, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(temporary_, "write it");
+    if (n < 0) io_failed(temporary_, "write it");
     bytes = bytes.subspan(static_cast<size_t>(n));
     offset += n;
   }
 }
 
 void AtomicFile::commit() {
-  if (::fsync(file_) != 0) fail(temporary_, "make it durable");
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_, "put the new file in its place");
+  if (::fsync(file_) != 0) io_failed(temporary_, "make it durable");
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) io_failed(path_, "put the new file in its place");
   ::close(std::exchange(file_, -1)); // after fsync there is nothing left that closing could lose
   sync_folder(path_);
 }

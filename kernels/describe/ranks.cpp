@@ -19,7 +19,7 @@ bool exchanges(const Op& op, int step) {
 }
 
 // The gradient of x before it is summed over ranks and added to what is there.
-Bytes linear(const OpList& list, const Op& op, int step) {
+Bytes linear_room(const OpList& list, const Op& op, int step) {
   const LinearAttr& a = std::get<LinearAttr>(op.attr);
   const bool summed = step >= 0 && a.tp > 1 && a.mode == TensorParallel::Column && !a.sequence_parallel && !op.steps[static_cast<size_t>(step)].grad_writes.empty();
   return summed ? room(list.tensor(op.inputs[0])) : 0;
@@ -37,13 +37,13 @@ Bytes loss_parts(const Op& op, std::int64_t tokens) {
   const Collective& last = op.collectives.back();
   return 4 * room(tokens, 1, 4) + (last.kind == CollectiveKind::AllGather ? room(3 * tokens, 1, 4) + room(3 * tokens * last.ranks, 1, 4) : 0);
 }
-Bytes cross_entropy(const OpList& list, const Op& op, int step) {
+Bytes cross_entropy_room(const OpList& list, const Op& op, int step) {
   if (op.collectives.empty()) return 0;
   const std::int64_t tokens = list.tensor(op.outputs[0]).rows();
   const Bytes labels = room(tokens, 1, 8);
   return step < 0 ? labels + loss_parts(op, tokens) : std::get<LossAttr>(op.attr).form == LossForm::Logits ? labels : 0;
 }
-Bytes linear_cross_entropy(const OpList& list, const Op& op, int step) {
+Bytes linear_cross_entropy_room(const OpList& list, const Op& op, int step) {
   if (op.collectives.empty()) return 0;
   const Tensor& x = list.tensor(op.inputs[0]);
   const std::int64_t tokens = list.tensor(op.outputs[0]).rows();
@@ -100,10 +100,10 @@ Bytes slices(const OpList& list, const Op& op, int step) {
 Bytes ranks_scratch(const OpList& list, const Op& op, int step) {
   switch (op.kind) {
   case OpKind::Linear:
-  case OpKind::LmHead: return linear(list, op, step);
+  case OpKind::LmHead: return linear_room(list, op, step);
   case OpKind::Embedding: return embedding(list, op);
-  case OpKind::CrossEntropy: return cross_entropy(list, op, step);
-  case OpKind::LinearCrossEntropy: return linear_cross_entropy(list, op, step);
+  case OpKind::CrossEntropy: return cross_entropy_room(list, op, step);
+  case OpKind::LinearCrossEntropy: return linear_cross_entropy_room(list, op, step);
   case OpKind::ReduceScatter: return step < 0 ? 0 : room(list.tensor(op.inputs[0]));
   case OpKind::SharedScore: return step >= 0 && exchanges(op, step) ? room(list.tensor(op.outputs[0])) : 0;
   case OpKind::Dispatch:

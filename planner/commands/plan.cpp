@@ -11,7 +11,7 @@ namespace gdn::planner {
 
 namespace {
 
-constexpr size_t kShown = 12; // rows of the table before --all
+constexpr size_t kShownSettings = 12; // rows of the table before --all
 
 struct PlanCommand {
   ModelOptions model;
@@ -61,7 +61,7 @@ struct PlanCommand {
     std::int64_t hidden = 0;
     for (const plan::Candidate& k : p.candidates) {
       if (k.dominated && !all) continue;
-      if (!all && t.rows.size() >= kShown) {
+      if (!all && t.rows.size() >= kShownSettings) {
         ++hidden;
         continue;
       }

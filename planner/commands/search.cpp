@@ -11,7 +11,7 @@ namespace gdn::planner {
 
 namespace {
 
-constexpr size_t kShown = 16; // rows of the front before --all
+constexpr size_t kShownCandidates = 16; // rows of the front before --all
 
 struct SearchCommand {
   ModelOptions model;
@@ -83,7 +83,7 @@ struct SearchCommand {
     Bytes last = 0;
     for (const plan::SearchPoint& p : s.front) {
       const plan::Estimate& e = p.estimate;
-      if (!all && last > 0 && (e.peak_bytes * 100 > last * 97 || t.rows.size() >= kShown)) continue;
+      if (!all && last > 0 && (e.peak_bytes * 100 > last * 97 || t.rows.size() >= kShownCandidates)) continue;
       last = e.peak_bytes;
       const report::Tone tone = e.tight ? report::Tone::Warn : report::Tone::Plain;
       t.rows.push_back({format_count(static_cast<std::int64_t>(e.tokens_per_second)), {format_gib(e.peak_bytes), tone},

@@ -91,12 +91,12 @@ int default_hook(const OpList& list, int first, int last) {
 }
 
 // A run of ops on one list; a list may hold several layers, each with a prefix before its op names.
-struct Place {
+struct FoundSpan {
   std::string prefix;
   int first, last;
 };
-std::vector<Place> places(const OpList& list, const std::string& first, const std::string& last) {
-  std::vector<Place> found;
+std::vector<FoundSpan> places(const OpList& list, const std::string& first, const std::string& last) {
+  std::vector<FoundSpan> found;
   for (size_t i = 0; i < list.ops.size(); ++i) {
     const std::string& name = list.ops[i].name;
     if (!name.ends_with(first)) continue;
@@ -110,7 +110,7 @@ std::vector<Place> places(const OpList& list, const std::string& first, const st
 // "NAME:discard" is NAME's spans in the discard form.
 void add(std::vector<Span>& spans, const OpList& list, const SpanSpec& spec, bool discard, bool holds, ReplayExtent extent) {
   const std::string name = discard ? spec.module + ":discard" : spec.module;
-  for (const Place& p : places(list, spec.first, spec.last)) {
+  for (const FoundSpan& p : places(list, spec.first, spec.last)) {
     if (!spec.unless.empty() && list.find_op(p.prefix + spec.unless) >= 0) continue;
     const bool taken = std::any_of(spans.begin(), spans.end(), [&](const Span& s) {
       return s.name == name && s.first <= p.last && p.first <= s.last;
@@ -164,7 +164,7 @@ std::vector<Span> spans_for(const OpList& list, const std::vector<std::string>& 
     if (!native && listed(spec.module + ":discard")) add(spans, list, spec, true, !native, extent);
   }
   for (const config::UserSpan& u : user)
-    for (const Place& p : places(list, u.first, u.last)) { // none: another layer kind's
+    for (const FoundSpan& p : places(list, u.first, u.last)) { // none: another layer kind's
       if (p.last < p.first)
         throw Error(ErrorCode::Usage, fmt::format("--span {}: '{}' comes after '{}' in '{}'", u.name, u.first, u.last, list.name));
       Span s{u.name, p.first, p.last, u.discard ? SpanKind::DiscardOutput : SpanKind::WholeBlock, -1, extent, !native};

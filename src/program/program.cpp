@@ -92,7 +92,7 @@ int Program::backward_run(int unit, int micro_batch) const {
 
 namespace {
 
-struct Life {
+struct Living {
   int first = -1, last = -1;
   void cover(int at) {
     if (at < 0) return; // of a pass that is not in the schedule
@@ -114,7 +114,7 @@ void Program::lifetimes() {
     at[static_cast<size_t>(runs_[r].unit)][static_cast<size_t>(runs_[r].micro_batch)][static_cast<size_t>(runs_[r].event)] =
         static_cast<int>(r);
 
-  std::vector<std::vector<Life>> lives(buffers_.size());
+  std::vector<std::vector<Living>> lives(buffers_.size());
   for (size_t u = 0; u < units_.size(); ++u) {
     const UnitTrace& t = *units_[u].trace;
     for (int m = 0; m < micro_batches_; ++m) {
@@ -122,7 +122,7 @@ void Program::lifetimes() {
       auto position = [&](int event) { return at[u][static_cast<size_t>(m)][static_cast<size_t>(event)]; };
       for (size_t i = 0; i < t.buffers.size(); ++i) {
         const program::Buffer& b = t.buffers[i];
-        std::vector<Life>& mine = lives[static_cast<size_t>(buffer(static_cast<int>(u), m, static_cast<BufferId>(i)))];
+        std::vector<Living>& mine = lives[static_cast<size_t>(buffer(static_cast<int>(u), m, static_cast<BufferId>(i)))];
         if (mine.empty()) mine.emplace_back();
         // A boundary buffer is made by its producer's unit; the chunk's own input is there at entry.
         const bool entry = static_cast<BufferId>(i) == t.output_gradient && u + 1 < units_.size() &&
@@ -153,7 +153,7 @@ void Program::lifetimes() {
   auto keep = [&](int id, int until) {
     const Buffer& b = buffers_[static_cast<size_t>(id)];
     const program::Buffer& local = units_[static_cast<size_t>(b.unit)].trace->buffers[static_cast<size_t>(b.local)];
-    std::vector<Life>& mine = lives[static_cast<size_t>(id)];
+    std::vector<Living>& mine = lives[static_cast<size_t>(id)];
     // Nothing of a dropped buffer is kept until it has been filled again.
     if (local.drop < 0 || (local.refill >= 0 && until > mine.back().first)) mine.back().cover(until);
   };
@@ -172,7 +172,7 @@ void Program::lifetimes() {
     keep(held.back().buffer, static_cast<int>(runs_.size()) - 1);
 
   for (size_t id = 0; id < buffers_.size(); ++id)
-    for (const Life& life : lives[id])
+    for (const Living& life : lives[id])
       if (life.first >= 0) {
         runs_[static_cast<size_t>(life.first)].allocs.push_back(static_cast<int>(id));
         runs_[static_cast<size_t>(life.last)].frees.push_back(static_cast<int>(id));

@@ -7,16 +7,16 @@ namespace gdn::program {
 
 namespace {
 
-struct Life {
+struct Interval {
   int alloc, last; // clipped to a pass by the caller
 };
 
 // A buffer's lives: one, or two around a discard.
 struct Lives {
-  Life life[2];
+  Interval life[2];
   size_t count;
-  const Life* begin() const { return life; }
-  const Life* end() const { return life + count; }
+  const Interval* begin() const { return life; }
+  const Interval* end() const { return life + count; }
 };
 
 Lives lives(const Buffer& b, int last) {
@@ -49,7 +49,7 @@ Levels levels(const UnitTrace& t) {
   for (size_t i = 0; i < t.buffers.size(); ++i) {
     const Buffer& b = t.buffers[i];
     if (b.external) continue;
-    for (const Life& life : lives(b, last[i])) {
+    for (const Interval& life : lives(b, last[i])) {
       if (life.last < 0) continue; // an input that nothing reads
       if (life.alloc < 0) level[b.category] += b.bytes;
       else if (life.alloc < static_cast<int>(n)) start[static_cast<size_t>(life.alloc)][b.category] += b.bytes;
@@ -104,7 +104,7 @@ PassSummary sweep(const UnitTrace& t, int first, int last) {
     if (forward ? d_output : output) continue; // of the backward pass; the next unit's input
     const Lives mine = lives(b, b.last);
     for (size_t l = 0; l < mine.count; ++l) {
-      Life life = mine.life[l];
+      Interval life = mine.life[l];
       if (life.last < first || life.alloc >= last) continue;
       if (forward ? output : d_input) life.last = last; // handed over at exit
       bool attribute = false;

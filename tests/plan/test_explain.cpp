@@ -11,15 +11,15 @@ using namespace gdn;
 
 namespace {
 
-struct Case {
+struct Explained {
   config::ModelProfile profile;
   config::Hardware hardware = config::Profiles().hardware("h200");
 
-  explicit Case(const char* model, std::vector<config::Setting> settings = {}) : profile(config::Profiles().model(model, settings)) {}
+  explicit Explained(const char* model, std::vector<config::Setting> settings = {}) : profile(config::Profiles().model(model, settings)) {}
   plan::Estimate price(const plan::Setting& s) const { return plan::Estimator(profile.model, profile.run, hardware).evaluate(s); }
 };
 
-plan::Setting selective(std::vector<std::string> modules) {
+plan::Setting of_modules(std::vector<std::string> modules) {
   plan::Setting s;
   s.granularity = modules.empty() ? config::Granularity::None : config::Granularity::Selective;
   s.modules = std::move(modules);
@@ -35,8 +35,8 @@ const plan::Candidate& find(const plan::Plan& p, const char* setting) {
 } // namespace
 
 TEST_CASE("more modules may need more: the planner prefers the smaller set") {
-  const Case c("tiny");
-  const plan::Estimate fewer = c.price(selective({"moe"})), more = c.price(selective({"moe", "moe_act"}));
+  const Explained c("tiny");
+  const plan::Estimate fewer = c.price(of_modules({"moe"})), more = c.price(of_modules({"moe", "moe_act"}));
   REQUIRE(more.peak_bytes > fewer.peak_bytes);
   REQUIRE(more.step_seconds >= fewer.step_seconds);
   plan::PlanOptions options;
@@ -51,8 +51,8 @@ TEST_CASE("more modules may need more: the planner prefers the smaller set") {
 }
 
 TEST_CASE("explain says what each module frees, alone and on top of the others, as pricing them says") {
-  const Case c("qwen3.5-35b-a3b");
-  const plan::Setting setting = selective({"core_attn", "moe_act", "gdn_norm_out"});
+  const Explained c("qwen3.5-35b-a3b");
+  const plan::Setting setting = of_modules({"core_attn", "moe_act", "gdn_norm_out"});
   const plan::Explanation x = plan::explain(c.profile.model, c.profile.run, c.hardware, setting);
   const plan::Estimate none = c.price({}), with = c.price(setting);
   CHECK(x.without.peak_bytes == none.peak_bytes);
@@ -62,8 +62,8 @@ TEST_CASE("explain says what each module frees, alone and on top of the others, 
     CAPTURE(m.module);
     std::vector<std::string> others = setting.modules;
     std::erase(others, m.module);
-    CHECK(m.alone == none.peak_bytes - c.price(selective({m.module})).peak_bytes);
-    CHECK(m.marginal == c.price(selective(others)).peak_bytes - with.peak_bytes);
+    CHECK(m.alone == none.peak_bytes - c.price(of_modules({m.module})).peak_bytes);
+    CHECK(m.marginal == c.price(of_modules(others)).peak_bytes - with.peak_bytes);
     CHECK(m.replay > 0);
   }
   // Fused attention keeps next to nothing: said once, for the module it is about.
@@ -73,8 +73,8 @@ TEST_CASE("explain says what each module frees, alone and on top of the others, 
 }
 
 TEST_CASE("levers lower the peak by what they say, most first; a nested module is named") {
-  const Case c("qwen3.5-35b-a3b");
-  const plan::Explanation x = plan::explain(c.profile.model, c.profile.run, c.hardware, selective({"moe", "moe_act"}));
+  const Explained c("qwen3.5-35b-a3b");
+  const plan::Explanation x = plan::explain(c.profile.model, c.profile.run, c.hardware, of_modules({"moe", "moe_act"}));
   REQUIRE(x.levers.size() >= 4);
   for (size_t i = 0; i < x.levers.size(); ++i) {
     CHECK(x.levers[i].freed > 0);
@@ -88,7 +88,7 @@ TEST_CASE("levers lower the peak by what they say, most first; a nested module i
 }
 
 TEST_CASE("explore: the cheap ops between in_proj and the rule beat gdn_qkv, which replays a GEMM") {
-  const Case c("qwen3.5-35b-a3b", {{"recompute_modules", "[]"}});
+  const Explained c("qwen3.5-35b-a3b", {{"recompute_modules", "[]"}});
   const plan::Exploration x = plan::explore(c.profile.model, c.profile.run, c.hardware);
   auto span = [&](const char* text) -> const plan::ExploredSpan& {
     auto it = std::find_if(x.spans.begin(), x.spans.end(), [&](const plan::ExploredSpan& s) { return s.text() == text; });
@@ -111,7 +111,7 @@ TEST_CASE("explore: the cheap ops between in_proj and the rule beat gdn_qkv, whi
   const plan::ExploredSpan& act = span("expert_act:discard");
   CHECK(act.freed == today("moe_act").freed);
   // What it says is what pricing the span says; the front is a front.
-  plan::Setting s = selective({});
+  plan::Setting s = of_modules({});
   s.granularity = config::Granularity::Selective;
   s.user_spans.push_back({"cheap", "conv1d", "gates", true});
   CHECK(cheap.freed == c.price({}).peak_bytes - c.price(s).peak_bytes);
@@ -124,7 +124,7 @@ TEST_CASE("explore: the cheap ops between in_proj and the rule beat gdn_qkv, whi
 }
 
 TEST_CASE("stack native offers by name what comes close to the best find of its exploration") {
-  const Case c("qwen3.5-35b-a3b", {{"stack", "native"}, {"recompute_modules", "[]"}});
+  const Explained c("qwen3.5-35b-a3b", {{"stack", "native"}, {"recompute_modules", "[]"}});
   const plan::Exploration x = plan::explore(c.profile.model, c.profile.run, c.hardware);
   REQUIRE(!x.spans.empty());
   CHECK(x.spans.front().text() == "rule..out_proj");
@@ -136,9 +136,9 @@ TEST_CASE("stack native offers by name what comes close to the best find of its 
 
 TEST_CASE("the timeline peaks where the estimate says, at what it says, and never above") {
   for (const char* pipeline : {"1", "4"}) {
-    const Case c("qwen3.5-35b-a3b", {{"pipeline_model_parallel_size", pipeline}, {"gpus", "16"}, {"expert_model_parallel_size", "4"}});
+    const Explained c("qwen3.5-35b-a3b", {{"pipeline_model_parallel_size", pipeline}, {"gpus", "16"}, {"expert_model_parallel_size", "4"}});
     plan::Estimator estimator(c.profile.model, c.profile.run, c.hardware);
-    const plan::Estimate e = estimator.evaluate(selective({"gdn_qkv"}));
+    const plan::Estimate e = estimator.evaluate(of_modules({"gdn_qkv"}));
     const plan::Timeline t = plan::timeline(estimator, e, c.profile.model, c.profile.run, 200);
     REQUIRE(t.levels.size() == 200);
     Bytes most = 0;

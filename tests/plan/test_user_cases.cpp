@@ -13,11 +13,11 @@ using namespace gdn;
 // Situations that people reported in public, with the answer they should have had.
 namespace {
 
-struct Case {
+struct UserCase {
   config::ModelProfile profile;
   config::Hardware hardware;
 
-  Case(const char* model, const char* gpu, std::vector<config::Setting> settings)
+  UserCase(const char* model, const char* gpu, std::vector<config::Setting> settings)
       : profile(config::Profiles().model(model, settings)), hardware(config::Profiles().hardware(gpu)) {}
 
   plan::Estimate estimate(plan::Setting s) {
@@ -57,7 +57,7 @@ bool has(const std::vector<plan::Notice>& notices, const std::string& key) {
 } // namespace
 
 TEST_CASE("UC-05: uniform N stores L/N inputs of 2h bytes a token, and N = 1 has the lowest peak") {
-  Case c("qwen3-next-80b-a3b", "h200", one_rank(4096));
+  UserCase c("qwen3-next-80b-a3b", "h200", one_rank(4096));
   plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
   Bytes previous = 0;
   for (std::int64_t n : {1, 2, 4, 8}) {
@@ -79,7 +79,7 @@ TEST_CASE("UC-05: uniform N stores L/N inputs of 2h bytes a token, and N = 1 has
 TEST_CASE("UC-06: the replay of a MoE layer is the peak of the layers, and grows with the tokens") {
   auto replay = [](std::int64_t tokens) {
     std::vector<config::Setting> settings = one_rank(tokens);
-    Case c("qwen3.5-35b-a3b", "h200", settings);
+    UserCase c("qwen3.5-35b-a3b", "h200", settings);
     c.profile.run.cross_entropy = config::CrossEntropy::ChunkedLinear;
     c.profile.run.loss_chunk = 1024;
     const plan::Estimate e = c.estimate(full("uniform", 1));
@@ -99,7 +99,7 @@ TEST_CASE("UC-06: the replay of a MoE layer is the peak of the layers, and grows
 }
 
 TEST_CASE("UC-10: nested and useless names are noticed, one notice a name") {
-  Case c("qwen3-next-80b-a3b", "h200", {});
+  UserCase c("qwen3-next-80b-a3b", "h200", {});
   auto a = c.notices(selective({"core_attn", "moe", "moe_act", "mlp"}));
   CHECK(has(a, "nested.moe_act"));
   CHECK(has(a, "inert.mlp"));
@@ -126,7 +126,7 @@ TEST_CASE("UC-10: nested and useless names are noticed, one notice a name") {
 }
 
 TEST_CASE("UC-12: fits by capacity, allocated and reserved apart, advice in the right order") {
-  Case c("qwen3.5-35b-a3b", "h200", {});
+  UserCase c("qwen3.5-35b-a3b", "h200", {});
   plan::Estimator roomy(c.profile.model, c.profile.run, c.hardware);
   const plan::Estimate e = roomy.evaluate({});
   // 75 % of the card allocated: the same advice for any plan there.
@@ -148,7 +148,7 @@ TEST_CASE("UC-12: fits by capacity, allocated and reserved apart, advice in the 
 
 TEST_CASE("UC-13: stage i keeps min(m, PP - i) micro-batches") {
   for (auto [micro_batches, expected] : {std::pair{16, std::vector<std::int64_t>{4, 3, 2, 1}}, {2, {2, 2, 2, 1}}}) {
-    Case c("qwen3-next-80b-a3b", "h200",
+    UserCase c("qwen3-next-80b-a3b", "h200",
            {{"gpus", "4"}, {"pipeline_model_parallel_size", "4"}, {"expert_model_parallel_size", "1"}, {"micro_batch_size", "1"},
             {"global_batch_size", std::to_string(micro_batches)}, {"train_mtp", "false"}});
     for (const plan::Setting& s : {plan::Setting{}, full("uniform", 1)}) {

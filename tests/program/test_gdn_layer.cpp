@@ -3,8 +3,10 @@
 #include "model/megatron/gdn.h"
 #include "model/spans.h"
 #include "program/summary.h"
+#include "tests/program/lists.h"
 
 using namespace gdn;
+using namespace gdn::test;
 
 namespace {
 
@@ -15,7 +17,7 @@ config::Model qwen35_35b() {
   return m; // GdnShape's defaults are the reference shape
 }
 
-config::Run one_gpu(std::string revision) {
+config::Run gpu_of_revision(std::string revision) {
   config::Run run;
   run.seq = 8192;
   run.build = config::Build::Local;
@@ -36,8 +38,6 @@ program::Levels module_levels(const config::Model& model, const config::Run& run
   return program::levels(program::trace(list, spans, model::upstream_provider(), options));
 }
 
-double mib(Bytes b) { return static_cast<double>(b) / static_cast<double>(kMiB); }
-
 } // namespace
 
 TEST_CASE("one GDN module of Megatron-LM, build local, measured on an H200") {
@@ -57,7 +57,7 @@ TEST_CASE("one GDN module of Megatron-LM, build local, measured on an H200") {
   for (const Row& row : rows) {
     CAPTURE(row.revision);
     CAPTURE(row.modules.size());
-    program::Levels l = module_levels(qwen35_35b(), one_gpu(row.revision), row.modules);
+    program::Levels l = module_levels(qwen35_35b(), gpu_of_revision(row.revision), row.modules);
     CHECK(l.retained - 2 * 2048 * 8192 == row.retained * 8192); // beyond the input x
     CHECK(mib(l.forward.bytes) == doctest::Approx(row.forward).epsilon(1e-9));
     CHECK(mib(std::max(l.backward.bytes, l.replay.bytes)) == doctest::Approx(row.backward).epsilon(1e-9));

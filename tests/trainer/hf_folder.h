@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "tests/trainer/temporary_folder.h"
+#include "tests/temporary_folder.h"
 
 // Tiny checkpoints in every layout that people have on disk, written tensor by tensor from a list of
 // names and shapes of their own: nothing here comes from the code that reads them.

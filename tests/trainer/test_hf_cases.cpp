@@ -1,11 +1,8 @@
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
-#include <cstdio>
-#include <cstdlib>
-
 #include "config/profiles.h"
-#include "tests/trainer/temporary_folder.h"
+#include "tests/trainer/hf_cases.h"
+#include "tests/temporary_folder.h"
 #include "trainer/hf/checkpoint.h"
 #include "trainer/hf/export.h"
 
@@ -13,19 +10,10 @@
 using namespace gdn;
 using namespace gdn::trainer;
 
-namespace {
-
-std::filesystem::path cases() {
-  const char* folder = std::getenv("GDN_HF_CASES");
-  return folder ? folder : "";
-}
-
-} // namespace
-
 TEST_CASE("hf: a checkpoint of transformers survives loading and exporting byte for byte") {
   for (const char* name : {"next-moe", "qwen35-dense"}) {
     CAPTURE(name);
-    const std::filesystem::path in = cases() / name;
+    const std::filesystem::path in = test::hf_cases() / name;
     const config::Model model = config::Profiles().model(in.string()).model;
     const model::ParameterTable table = model::parameter_table(model);
     const hf::Checkpoint checkpoint(in, model, table);
@@ -44,12 +32,4 @@ TEST_CASE("hf: a checkpoint of transformers survives loading and exporting byte 
     fresh.commit();
     CHECK(test::read_bytes(folder / "fresh" / "model.safetensors") == test::read_bytes(in / "model.safetensors"));
   }
-}
-
-int main(int argc, char** argv) {
-  if (cases().empty() || !std::filesystem::is_directory(cases())) {
-    std::puts("skipped: GDN_HF_CASES names no folder");
-    return 77;
-  }
-  return doctest::Context(argc, argv).run();
 }

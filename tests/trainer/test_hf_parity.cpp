@@ -1,11 +1,9 @@
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 
 #include "config/profiles.h"
+#include "tests/trainer/hf_cases.h"
 #include "trainer/exact.h"
 #include "trainer/hf/checkpoint.h"
 #include "trainer/hf/parity.h"
@@ -18,13 +16,8 @@ using namespace gdn::trainer;
 
 namespace {
 
-std::filesystem::path cases() {
-  const char* folder = std::getenv("GDN_HF_CASES");
-  return folder ? folder : "";
-}
-
 hf::ParityReport compare(const char* name, const char* stack, DType dtype) {
-  const std::filesystem::path folder = cases() / name;
+  const std::filesystem::path folder = test::hf_cases() / name;
   config::ModelProfile profile = config::Profiles().model(folder.string());
   profile.run.stack = stack;
   profile.run.dtype = dtype;
@@ -78,7 +71,7 @@ TEST_CASE("hf: gradients of the decay are the exact ones") {
     for (const char* stack : {"native", "megatron"}) {
       CAPTURE(exact.name);
       CAPTURE(stack);
-      const std::filesystem::path folder = cases() / exact.name;
+      const std::filesystem::path folder = test::hf_cases() / exact.name;
       config::ModelProfile profile = config::Profiles().model(folder.string());
       profile.run.stack = stack;
       profile.run.dtype = DType::FP32;
@@ -106,12 +99,4 @@ TEST_CASE("hf: gradients of the decay are the exact ones") {
       }
       CHECK(std::sqrt(off / norm) < 1e-4);
     }
-}
-
-int main(int argc, char** argv) {
-  if (cases().empty() || !std::filesystem::is_directory(cases())) {
-    std::puts("skipped: GDN_HF_CASES names no folder");
-    return 77;
-  }
-  return doctest::Context(argc, argv).run();
 }

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "tests/trainer/mutate.h"
-#include "tests/trainer/temporary_folder.h"
+#include "tests/temporary_folder.h"
 #include "trainer/safetensors.h"
 
 using namespace gdn;

@@ -13,39 +13,20 @@
 #include "config/text.h"
 #include "config/yaml.h"
 #include "core/error.h"
+#include "tests/temporary_folder.h"
+#include "tests/unit/refused.h"
 
 using namespace gdn;
 using namespace gdn::config;
+using namespace gdn::test;
 
 namespace {
-
-// The message of the Error{Config} that `f` must throw.
-template <typename F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::Config);
-    return std::string(e.what()) + (e.hint().empty() ? "" : " | " + e.hint());
-  }
-  return "no error";
-}
 
 std::string yaml_message(const std::string& text) {
   return message_of([&] { parse_yaml(text, "f.yaml"); });
 }
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 std::int64_t int_of(const std::string& text) { return as_int(*parse_yaml("x: " + text, "f.yaml").find("x"), -100, 100000); }
-
-struct TempFolder {
-  std::filesystem::path path;
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "gdn_config_XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~TempFolder() { std::filesystem::remove_all(path); }
-};
 
 } // namespace
 
@@ -151,18 +132,18 @@ TEST_CASE("what is written reads back the same") {
 }
 
 TEST_CASE("files that cannot be configurations") {
-  TempFolder folder;
+  TemporaryFolder folder;
   auto refused = [](const std::filesystem::path& p) { return message_of([&] { read_text_file(p); }); };
-  CHECK(has(refused(folder.path), "is a directory, not a file"));
-  CHECK(has(refused(folder.path / "absent.yaml"), "absent.yaml: no such file"));
-  std::ofstream(folder.path / "huge.yaml") << std::string((256 << 10) + 1, '#');
-  CHECK(has(refused(folder.path / "huge.yaml"), "is larger than 256 KiB"));
+  CHECK(has(refused(folder.path()), "is a directory, not a file"));
+  CHECK(has(refused(folder / "absent.yaml"), "absent.yaml: no such file"));
+  std::ofstream(folder / "huge.yaml") << std::string((256 << 10) + 1, '#');
+  CHECK(has(refused(folder / "huge.yaml"), "is larger than 256 KiB"));
   CHECK(has(refused("/dev/zero"), "is larger than 256 KiB"));
 }
 
 TEST_CASE("a profile of a whole sweep is read, and one beyond any sweep is refused as a profile") {
-  TempFolder folder;
-  const std::filesystem::path file = folder.path / "sweep.yaml";
+  TemporaryFolder folder;
+  const std::filesystem::path file = folder / "sweep.yaml";
   std::string text = "schema: gdn.profile/1\nidentity:\n  model: tiny\nsets:\n";
   for (int i = 0; i < 1000; ++i)
     text += fmt::format("  - modules: \"set {}\"\n    rows:\n      step.total_seconds: {{value: {}, unit: seconds, source: \"measured: "

@@ -9,9 +9,11 @@
 #include "config/run_io.h"
 #include "config/yaml.h"
 #include "core/error.h"
+#include "tests/unit/refused.h"
 
 using namespace gdn;
 using namespace gdn::config;
+using namespace gdn::test;
 
 namespace {
 
@@ -50,18 +52,6 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   REQUIRE(at != std::string::npos);
   return text.replace(at, from.size(), to);
 }
-
-template <typename F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::Config);
-    return std::string(e.what()) + (e.hint().empty() ? "" : " | " + e.hint());
-  }
-  return "no error";
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Run run_of(const MegatronArguments& args) {
   Run run;

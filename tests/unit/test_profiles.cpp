@@ -14,37 +14,19 @@
 #include "config/yaml.h"
 #include "core/error.h"
 #include "model/parameters.h"
+#include "tests/temporary_folder.h"
+#include "tests/unit/refused.h"
 
 using namespace gdn;
 using namespace gdn::config;
+using namespace gdn::test;
 
 namespace {
-
-template <typename F> std::string message_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    CHECK(e.code() == ErrorCode::Config);
-    return std::string(e.what()) + (e.hint().empty() ? "" : " | " + e.hint());
-  }
-  return "no error";
-}
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 const Profiles& builtin() {
   static const Profiles p;
   return p;
 }
-
-struct TempFolder {
-  std::filesystem::path path;
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "gdn_profiles_XXXXXX").string();
-    path = mkdtemp(name.data());
-  }
-  ~TempFolder() { std::filesystem::remove_all(path); }
-};
 
 } // namespace
 
@@ -202,10 +184,10 @@ TEST_CASE("hardware profiles hold dense peaks and what CUDA reports") {
 }
 
 TEST_CASE("settings change the model or the run, after everything else") {
-  TempFolder folder;
-  std::ofstream(folder.path / "run.yaml") << "micro_batch_size: 2\nseq_length: 8192\n";
+  TemporaryFolder folder;
+  std::ofstream(folder / "run.yaml") << "micro_batch_size: 2\nseq_length: 8192\n";
   ModelProfile p = builtin().model("qwen3-next", {{"num_layers", "12"}, {"seq_length", "2048"}, {"num_query_groups", "4"}, {"gpus", "64"}},
-                                   folder.path / "run.yaml");
+                                   folder / "run.yaml");
   CHECK(p.model.layers() == 12);
   CHECK(p.model.attention.kv_heads == 4);
   CHECK(p.model.published_total == 0); // no longer the published model
@@ -234,26 +216,26 @@ TEST_CASE("names that are not there") {
 }
 
 TEST_CASE("a folder of profiles adds and overrides") {
-  TempFolder folder;
-  CHECK(has(message_of([&] { Profiles p(folder.path); }), "no profiles here"));
-  std::filesystem::create_directories(folder.path / "models");
-  std::filesystem::create_directories(folder.path / "hardware");
+  TemporaryFolder folder;
+  CHECK(has(message_of([&] { Profiles p(folder.path()); }), "no profiles here"));
+  std::filesystem::create_directories(folder / "models");
+  std::filesystem::create_directories(folder / "hardware");
   std::string tiny = to_yaml(to_node(builtin().model("tiny", {{"vocab_size", "512"}})));
-  std::ofstream(folder.path / "models" / "a.yaml") << tiny;
-  std::ofstream(folder.path / "models" / "b.yaml")
+  std::ofstream(folder / "models" / "a.yaml") << tiny;
+  std::ofstream(folder / "models" / "b.yaml")
       << to_yaml(to_node(builtin().model("tiny", {{"name", "mine"}, {"aliases", "[h200]"}})));
-  Profiles p(folder.path);
+  Profiles p(folder.path());
   CHECK(p.models().size() == 21);
   CHECK(p.model("tiny").model.vocab == 512);
   CHECK(p.model("mine").model.vocab == 256);
   CHECK(p.model("mine").model.name == "mine");
-  std::ofstream(folder.path / "hardware" / "x.yaml") << "nam: x\n";
-  CHECK(has(message_of([&] { Profiles q(folder.path); }), "x.yaml:1:1: missing key name"));
+  std::ofstream(folder / "hardware" / "x.yaml") << "nam: x\n";
+  CHECK(has(message_of([&] { Profiles q(folder.path()); }), "x.yaml:1:1: missing key name"));
 }
 
 TEST_CASE("a model file based on a profile changes key by key") {
-  TempFolder folder;
-  std::string file = (folder.path / "proxy.yaml").string();
+  TemporaryFolder folder;
+  std::string file = (folder / "proxy.yaml").string();
   std::ofstream(file) << "base: Qwen3-Next-80B-A3B\nname: proxy\nnum_layers: 12\nrun:\n  gpus: 8\n  pipeline_model_parallel_size: 1\n";
   ModelProfile p = builtin().model(file, {{"seq_length", "8192"}});
   CHECK(p.model.name == "proxy");
@@ -266,10 +248,10 @@ TEST_CASE("a model file based on a profile changes key by key") {
   CHECK(p.run.seq == 8192);
   std::ofstream(file) << "base: tinny\n";
   CHECK(has(message_of([&] { builtin().model(file); }), "proxy.yaml:1:7: base: unknown model 'tinny'; did you mean 'tiny'?"));
-  std::filesystem::create_directories(folder.path / "models");
-  std::ofstream(folder.path / "models" / "a.yaml") << "name: a\nbase: b\n";
-  std::ofstream(folder.path / "models" / "b.yaml") << "name: b\nbase: a\n";
-  CHECK(has(message_of([&] { Profiles(folder.path).model("a"); }), "based on one another in a circle"));
+  std::filesystem::create_directories(folder / "models");
+  std::ofstream(folder / "models" / "a.yaml") << "name: a\nbase: b\n";
+  std::ofstream(folder / "models" / "b.yaml") << "name: b\nbase: a\n";
+  CHECK(has(message_of([&] { Profiles(folder.path()).model("a"); }), "based on one another in a circle"));
 }
 
 TEST_CASE("model files: what is wrong is said with its place") {

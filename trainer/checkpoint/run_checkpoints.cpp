@@ -33,7 +33,7 @@ void flatten(const config::Node& node, const std::string& key, Keys& keys) {
   }
 }
 
-Keys keys_of(const config::Node& map) {
+Keys flat_keys_of(const config::Node& map) {
   Keys keys;
   flatten(map, "", keys);
   return keys;
@@ -57,9 +57,9 @@ RunCheckpoints::RunCheckpoints(CheckpointOptions options, const Setup& setup, st
                                std::function<void(const std::string&)> tell)
     : options_(std::move(options)), folder_(options_.folder.empty() ? output / "checkpoints" : std::filesystem::path(options_.folder)),
       tell_(std::move(tell)) {
-  identity_.model = keys_of(config::to_node(setup.profile.model));
-  identity_.run = keys_of(config::to_node(setup.profile.run));
-  identity_.train = keys_of(config::to_node(setup.train));
+  identity_.model = flat_keys_of(config::to_node(setup.profile.model));
+  identity_.run = flat_keys_of(config::to_node(setup.profile.run));
+  identity_.train = flat_keys_of(config::to_node(setup.train));
   identity_.data = std::move(data);
   std::vector<int> everybody(static_cast<size_t>(this_world().size()));
   std::iota(everybody.begin(), everybody.end(), 0);

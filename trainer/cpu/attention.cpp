@@ -150,15 +150,16 @@ void gate_backward(const OpCall& c) {
   });
 }
 
-const Entry kOps[] = {
-    {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward, head_norm_scratch}},
-    {model::OpKind::Rope, {rope_forward, rope_backward}},
-    {model::OpKind::CoreAttention, {core_forward, core_backward, gathered_attention_scratch}},
-    {model::OpKind::OutputGate, {gate_forward, gate_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> attention_ops() { return kOps; }
+std::span<const Entry> attention_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward, head_norm_scratch}},
+      {model::OpKind::Rope, {rope_forward, rope_backward}},
+      {model::OpKind::CoreAttention, {core_forward, core_backward, gathered_attention_scratch}},
+      {model::OpKind::OutputGate, {gate_forward, gate_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

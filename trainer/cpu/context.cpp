@@ -65,7 +65,7 @@ struct Gathered {
 };
 
 reference::AttentionShape shape_of(const Sizes& s) { return {s.heads, s.kv_heads, s.dim, 0}; }
-reference::AttentionRows rows_of(const OpCall& c) { return {c.local_sequences(), c.batch().sequences, c.local_positions()}; }
+reference::AttentionRows rows_here(const OpCall& c) { return {c.local_sequences(), c.batch().sequences, c.local_positions()}; }
 
 } // namespace
 
@@ -81,7 +81,7 @@ void gathered_attention_forward(const OpCall& c) {
   std::span<std::byte> scratch = c.scratch(gathered_attention_scratch(c.list(), c.op(), -1));
   const Gathered all(c, s, scratch);
   with_type(s.dtype, [&]<class T>() {
-    reference::attention_forward<T>(shape_of(s), rows_of(c), mat<T>(with_rows(c, c.in(0), s.local)), mat<T>(all.k), mat<T>(all.v),
+    reference::attention_forward<T>(shape_of(s), rows_here(c), mat<T>(with_rows(c, c.in(0), s.local)), mat<T>(all.k), mat<T>(all.v),
                                     mat<T>(with_rows(c, c.out(0), s.local)), values(c.out(1)));
   });
 }
@@ -104,7 +104,7 @@ void gathered_attention_backward(const OpCall& c) {
     p.dq = grad<T>(with_rows(c, c.d_in(0), s.local));
     p.dk = reference::Grad<T>(mat<T>(d.k));
     p.dv = reference::Grad<T>(mat<T>(d.v));
-    reference::attention_backward<T>(shape_of(s), rows_of(c), p);
+    reference::attention_backward<T>(shape_of(s), rows_here(c), p);
   });
   const View ranks = take(scratch, s.dtype, 2 * s.local * s.cp, s.width());
   d.move(c, s, ranks, false);

@@ -274,17 +274,18 @@ void loss_sum_backward(const OpCall& c) {
         values_grad(d).put(t, 0, c.context().loss_scale * loss_weight(c, i));
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Data, {data_forward, nullptr}},
-    {model::OpKind::Embedding, {embedding_forward, embedding_backward, embedding_scratch}},
-    {model::OpKind::Concat, {concat_forward, concat_backward}},
-    {model::OpKind::CrossEntropy, {cross_entropy_forward, cross_entropy_backward, divided_loss_scratch}},
-    {model::OpKind::LinearCrossEntropy, {chunked_forward, chunked_backward, chunk_scratch}},
-    {model::OpKind::LossSum, {loss_sum_forward, loss_sum_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> ends_ops() { return kOps; }
+std::span<const Entry> ends_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Data, {data_forward, nullptr}},
+      {model::OpKind::Embedding, {embedding_forward, embedding_backward, embedding_scratch}},
+      {model::OpKind::Concat, {concat_forward, concat_backward}},
+      {model::OpKind::CrossEntropy, {cross_entropy_forward, cross_entropy_backward, divided_loss_scratch}},
+      {model::OpKind::LinearCrossEntropy, {chunked_forward, chunked_backward, chunk_scratch}},
+      {model::OpKind::LossSum, {loss_sum_forward, loss_sum_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

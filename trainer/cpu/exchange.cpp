@@ -64,7 +64,7 @@ Bytes columns_scratch(const model::OpList& list, const model::Op& op, int step) 
   const bool moves = step < 0 || !op.steps[static_cast<size_t>(step)].collectives.empty();
   return moves ? round_up(list.tensor(op.outputs[0]).bytes(), 8) : 0;
 }
-View rows_of(const View& all, std::int64_t rank, std::int64_t rows) {
+View rows_of_rank(const View& all, std::int64_t rank, std::int64_t rows) {
   return {all.data + rank * rows * all.stride * size_of(all.dtype), all.dtype, rows, all.cols, all.stride};
 }
 // Between the blocks of the ranks, one below the other, and the gathered columns.
@@ -107,7 +107,7 @@ void columns_backward(const OpCall& c) {
 Bytes rows_scratch(const model::OpList& list, const model::Op& op, int step) { return step < 0 ? 0 : round_up(list.tensor(op.inputs[0]).bytes(), 8); }
 void rows_forward(const OpCall& c) {
   const View y = c.out(0);
-  copy_view(rows_of(c.in(0), c.group(Group::Tp).rank(), y.rows), y);
+  copy_view(rows_of_rank(c.in(0), c.group(Group::Tp).rank(), y.rows), y);
 }
 void rows_backward(const OpCall& c) {
   const View dy = c.d_out(0);
@@ -125,15 +125,16 @@ void sum_forward(const OpCall& c) {
   for (const model::Collective& sum : c.op().collectives) reduce(c.group(sum.group), y);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::AllToAll, {heads_forward, heads_backward, heads_scratch}},
-    {model::OpKind::AllGather, {columns_forward, columns_backward, columns_scratch}},
-    {model::OpKind::ReduceScatter, {rows_forward, rows_backward, rows_scratch}},
-    {model::OpKind::AllReduce, {sum_forward, nullptr}},
-};
-
 } // namespace
 
-std::span<const Entry> exchange_ops() { return kOps; }
+std::span<const Entry> exchange_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::AllToAll, {heads_forward, heads_backward, heads_scratch}},
+      {model::OpKind::AllGather, {columns_forward, columns_backward, columns_scratch}},
+      {model::OpKind::ReduceScatter, {rows_forward, rows_backward, rows_scratch}},
+      {model::OpKind::AllReduce, {sum_forward, nullptr}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

@@ -18,7 +18,7 @@ std::int64_t ranks_of(const model::Op& op, Group group) {
 View rows_of(const View& v, std::int64_t first, std::int64_t rows) {
   return {v.data + first * v.stride * size_of(v.dtype), v.dtype, rows, v.cols, v.stride};
 }
-Part part_of(const View& v, std::int64_t first, std::int64_t rows) {
+Part rows_part(const View& v, std::int64_t first, std::int64_t rows) {
   return {v.data + first * v.cols * size_of(v.dtype), rows * v.cols * size_of(v.dtype)};
 }
 
@@ -45,19 +45,19 @@ void ExpertRoutes::out(const View& home, const GradView& experts, std::span<std:
   std::vector<Part> to, from;
   std::int64_t row = 0;
   for (std::int64_t p = 0; p < ep_; ++p) {
-    to.push_back(part_of(leaving, first_sent(p), sent_to(p)));
-    from.push_back(part_of(arrived, row, arriving(p)));
+    to.push_back(rows_part(leaving, first_sent(p), sent_to(p)));
+    from.push_back(rows_part(arrived, row, arriving(p)));
     row += arriving(p);
   }
   ep_group_.all_to_all(to, from);
   View all = arrived;
   if (etp_ > 1) {
     all = take(scratch, dtype, groups().back(), home.cols);
-    to.assign(static_cast<size_t>(etp_), part_of(arrived, 0, mine));
+    to.assign(static_cast<size_t>(etp_), rows_part(arrived, 0, mine));
     from.clear();
     row = 0;
     for (std::int64_t t = 0; t < etp_; ++t) {
-      from.push_back(part_of(all, row, rows_from(t)));
+      from.push_back(rows_part(all, row, rows_from(t)));
       row += rows_from(t);
     }
     etp_group_.all_to_all(to, from);
@@ -82,8 +82,8 @@ void ExpertRoutes::back(const View& experts, const GradView& home, std::span<std
     const View parts = take(scratch, dtype, etp_ * mine, experts.cols);
     std::int64_t row = 0;
     for (std::int64_t t = 0; t < etp_; ++t) {
-      to.push_back(part_of(all, row, rows_from(t)));
-      from.push_back(part_of(parts, t * mine, mine));
+      to.push_back(rows_part(all, row, rows_from(t)));
+      from.push_back(rows_part(parts, t * mine, mine));
       row += rows_from(t);
     }
     etp_group_.all_to_all(to, from);
@@ -99,8 +99,8 @@ void ExpertRoutes::back(const View& experts, const GradView& home, std::span<std
   from.clear();
   std::int64_t row = 0;
   for (std::int64_t p = 0; p < ep_; ++p) {
-    to.push_back(part_of(all, row, arriving(p)));
-    from.push_back(part_of(arrived, first_sent(p), sent_to(p)));
+    to.push_back(rows_part(all, row, arriving(p)));
+    from.push_back(rows_part(arrived, first_sent(p), sent_to(p)));
     row += arriving(p);
   }
   ep_group_.all_to_all(to, from);

@@ -16,7 +16,7 @@ using model::TensorId;
 
 namespace {
 
-constexpr Bytes kAlignment = 256;
+constexpr Bytes kRowsAlignment = 256;
 
 size_t index(int i) { return static_cast<size_t>(i); }
 
@@ -41,7 +41,7 @@ struct Places {
     auto place = [&](Bytes& at, Bytes bytes) {
       if (at >= 0) return;
       at = total;
-      total += round_up(bytes, kAlignment);
+      total += round_up(bytes, kRowsAlignment);
     };
     std::vector<char> bound(storage.size(), 0); // in the caller's memory
     for (TensorId t : d.inputs) bound[index(d.list.tensor(t).storage)] = 1;
@@ -204,14 +204,15 @@ private:
 void fused_forward(const OpCall& c) { Interpreter(c).forward(); }
 void fused_backward(const OpCall& c) { Interpreter(c).backward(); }
 
-const Entry kOps[] = {
-    {model::OpKind::GdnPre, {fused_forward, fused_backward, fused_scratch}},
-    {model::OpKind::Gdn2Pre, {fused_forward, fused_backward, fused_scratch}},
-    {model::OpKind::AttentionPre, {fused_forward, fused_backward, fused_scratch}},
-};
-
 } // namespace
 
-std::span<const Entry> fused_ops() { return kOps; }
+std::span<const Entry> fused_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::GdnPre, {fused_forward, fused_backward, fused_scratch}},
+      {model::OpKind::Gdn2Pre, {fused_forward, fused_backward, fused_scratch}},
+      {model::OpKind::AttentionPre, {fused_forward, fused_backward, fused_scratch}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

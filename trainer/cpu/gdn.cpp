@@ -243,20 +243,22 @@ void gated_norm_backward(const OpCall& c) {
 }
 
 using reference::Activation;
-const Entry kOps[] = {
-    {model::OpKind::ConvSilu, {conv_forward<Activation::Silu>, conv_backward<Activation::Silu>, conv_scratch}},
-    {model::OpKind::Conv, {conv_forward<Activation::None>, conv_backward<Activation::None>, conv_scratch}},
-    {model::OpKind::Silu, {silu_forward, silu_backward}},
-    {model::OpKind::L2Norm, {l2norm_forward, l2norm_backward}},
-    {model::OpKind::ExpandHeads, {expand_forward, expand_backward}},
-    {model::OpKind::Gates, {gates_forward, gates_backward, gate_scratch}},
-    {model::OpKind::Rule, {rule_forward, rule_backward, rule_scratch}},
-    {model::OpKind::GatedNorm, {gated_norm_forward, gated_norm_backward}},
-};
 
 } // namespace
 
-std::span<const Entry> gdn_ops() { return kOps; }
+std::span<const Entry> gdn_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::ConvSilu, {conv_forward<Activation::Silu>, conv_backward<Activation::Silu>, conv_scratch}},
+      {model::OpKind::Conv, {conv_forward<Activation::None>, conv_backward<Activation::None>, conv_scratch}},
+      {model::OpKind::Silu, {silu_forward, silu_backward}},
+      {model::OpKind::L2Norm, {l2norm_forward, l2norm_backward}},
+      {model::OpKind::ExpandHeads, {expand_forward, expand_backward}},
+      {model::OpKind::Gates, {gates_forward, gates_backward, gate_scratch}},
+      {model::OpKind::Rule, {rule_forward, rule_backward, rule_scratch}},
+      {model::OpKind::GatedNorm, {gated_norm_forward, gated_norm_backward}},
+  };
+  return ops;
+}
 OpFunctions rounded_rule() { return {rounded_forward, rounded_backward, rule_scratch}; }
 
 } // namespace gdn::trainer::cpu

@@ -43,7 +43,7 @@ struct GateMemory {
         a_log(c, 0, {w.keys / w.dk}, 1, rest), dt_bias(c, 1, {w.keys}, 1, rest) {}
 };
 // inputs f, b [R, Hk dk], w [R, Hv dv]; outputs g fp32, b [R, Hv dk], w; parameters A_log [Hk], dt_bias [Hk dk].
-void gates_forward(const OpCall& c) {
+void gdn2_gates_forward(const OpCall& c) {
   const Widths s(c.list(), c.op());
   const View f = c.in(0);
   const GateMemory m(c, s);
@@ -53,7 +53,7 @@ void gates_forward(const OpCall& c) {
   with_type(f.dtype, [&]<class T>() { reference::repeat_heads_forward<T>(s.dk, s.repeat, mat<T>(m.erase), mat<T>(c.out(1))); });
   reference::sigmoid_forward(values(c.in(2)), values(c.out(2)));
 }
-void gates_backward(const OpCall& c) {
+void gdn2_gates_backward(const OpCall& c) {
   const Widths s(c.list(), c.op());
   const View f = c.in(0);
   GateMemory m(c, s);
@@ -87,7 +87,7 @@ struct RuleParts {
     gate = list.tensor(op.inputs[3]).dtype;
   }
 };
-Bytes rule_scratch(const model::OpList& list, const model::Op& op, int step) {
+Bytes gdn2_rule_scratch(const model::OpList& list, const model::Op& op, int step) {
   const RuleParts p(list, op);
   return p.repeat == 1 ? 0 : p.rows * p.wide * 2 * size_of(p.gate) * (step < 0 ? 1 : 2); // g and b, their gradients
 }
@@ -100,7 +100,7 @@ struct WideGates {
       db = c.d_in(4).to;
     }
     if (p.repeat == 1) return;
-    std::byte* at = c.scratch(rule_scratch(c.list(), c.op(), c.step())).data();
+    std::byte* at = c.scratch(gdn2_rule_scratch(c.list(), c.op(), c.step())).data();
     auto take = [&](DType dtype) {
       View v{at, dtype, p.rows, p.wide, p.wide};
       at += p.rows * p.wide * size_of(p.gate);
@@ -119,7 +119,7 @@ struct WideGates {
 
 // The two 64-wide matrices are what the kernels keep; the recurrence here does without them, so they
 // hold zeros.
-void rule_forward(const OpCall& c) {
+void gdn2_rule_forward(const OpCall& c) {
   const RuleParts parts(c.list(), c.op());
   const WideGates gates(c, parts);
   const size_t first = parts.grouped ? 1 : 2; // A, A_qk
@@ -139,7 +139,7 @@ void rule_forward(const OpCall& c) {
     reference::gdn2_forward<T>(parts.shape, c.batch().sequences, p);
   });
 }
-void rule_backward(const OpCall& c) {
+void gdn2_rule_backward(const OpCall& c) {
   const RuleParts parts(c.list(), c.op());
   const WideGates gates(c, parts);
   for (size_t i = 1; i < c.op().outputs.size(); ++i) c.out(i); // kept by the kernels, not needed here
@@ -168,13 +168,14 @@ void rule_backward(const OpCall& c) {
   });
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Gdn2Gates, {gates_forward, gates_backward, gates_scratch}},
-    {model::OpKind::Gdn2Rule, {rule_forward, rule_backward, rule_scratch}},
-};
-
 } // namespace
 
-std::span<const Entry> gdn2_ops() { return kOps; }
+std::span<const Entry> gdn2_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Gdn2Gates, {gdn2_gates_forward, gdn2_gates_backward, gates_scratch}},
+      {model::OpKind::Gdn2Rule, {gdn2_rule_forward, gdn2_rule_backward, gdn2_rule_scratch}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

@@ -118,13 +118,14 @@ void linear_backward(const OpCall& c) {
   if (!c.backward_step().param_grads.empty()) wgrad(c, s, dy, scratch);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Linear, {linear_forward, linear_backward, linear_scratch}},
-    {model::OpKind::LmHead, {linear_forward, linear_backward, linear_scratch}},
-};
-
 } // namespace
 
-std::span<const Entry> linear_ops() { return kOps; }
+std::span<const Entry> linear_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Linear, {linear_forward, linear_backward, linear_scratch}},
+      {model::OpKind::LmHead, {linear_forward, linear_backward, linear_scratch}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

@@ -118,8 +118,6 @@ struct Slots {
   std::vector<std::int64_t> expert;
 };
 
-std::int64_t top_k_of(const OpCall& c) { return c.attr<MoeAttr>().top_k; }
-
 Slots slots_of_map(const OpCall& c, ConstValues map, std::int64_t rows) {
   const auto& a = c.attr<MoeAttr>();
   Slots s;
@@ -327,19 +325,19 @@ template <bool Weighted> void swiglu_backward(const OpCall& c) {
 // ---------------------------------------------------------------------------- shared gate ----
 
 // inputs x, y [T, h]; outputs gated, score [T] = x . w (before the sigmoid); parameter w [1, h].
-Bytes gate_scratch(const model::OpList& list, const model::Op& op, int step) {
+Bytes shared_gate_scratch(const model::OpList& list, const model::Op& op, int step) {
   return step < 0 ? 0 : list.tensor(op.inputs[0]).rows() * size_of(accumulator(list.tensor(op.inputs[0]).dtype)); // gradient of the score
 }
-void gate_forward(const OpCall& c) {
+void shared_gate_forward(const OpCall& c) {
   const View x = c.in(0), score = c.out(1);
   with_type(x.dtype, [&]<class T>() {
     reference::linear_forward<T, T>(mat<T>(x), mat<T>(c.param(0, 1, x.cols)), {}, mat<T>(score));
     reference::row_gate_forward<T>(mat<T>(c.in(1)), values(score), mat<T>(c.out(0)));
   });
 }
-void gate_backward(const OpCall& c) {
+void shared_gate_backward(const OpCall& c) {
   const View x = c.in(0);
-  const View dscore{c.scratch(gate_scratch(c.list(), c.op(), c.step())).data(), accumulator(x.dtype), x.rows, 1, 1};
+  const View dscore{c.scratch(shared_gate_scratch(c.list(), c.op(), c.step())).data(), accumulator(x.dtype), x.rows, 1, 1};
   with_type(x.dtype, [&]<class T>() {
     reference::row_gate_backward<T>(mat<T>(c.in(1)), values(c.out(1)), mat<T>(c.d_out(0)), grad<T>(c.d_in(1)),
                                     values_grad({dscore, false}));
@@ -348,20 +346,21 @@ void gate_backward(const OpCall& c) {
   });
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Router, {router_forward, router_backward, router_scratch}},
-    {model::OpKind::Permute, {permute_forward, permute_backward}},
-    {model::OpKind::Dispatch, {dispatch_forward, dispatch_backward, exchange_scratch}},
-    {model::OpKind::GroupedLinear, {grouped_forward, grouped_backward}},
-    {model::OpKind::SwiGluProb, {swiglu_forward<true>, swiglu_backward<true>}},
-    {model::OpKind::CombineDispatch, {combine_forward, combine_backward, exchange_scratch}},
-    {model::OpKind::Unpermute, {unpermute_forward, unpermute_backward}},
-    {model::OpKind::SwiGlu, {swiglu_forward<false>, swiglu_backward<false>}},
-    {model::OpKind::SharedGate, {gate_forward, gate_backward, gate_scratch}},
-};
-
 } // namespace
 
-std::span<const Entry> moe_ops() { return kOps; }
+std::span<const Entry> moe_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Router, {router_forward, router_backward, router_scratch}},
+      {model::OpKind::Permute, {permute_forward, permute_backward}},
+      {model::OpKind::Dispatch, {dispatch_forward, dispatch_backward, exchange_scratch}},
+      {model::OpKind::GroupedLinear, {grouped_forward, grouped_backward}},
+      {model::OpKind::SwiGluProb, {swiglu_forward<true>, swiglu_backward<true>}},
+      {model::OpKind::CombineDispatch, {combine_forward, combine_backward, exchange_scratch}},
+      {model::OpKind::Unpermute, {unpermute_forward, unpermute_backward}},
+      {model::OpKind::SwiGlu, {swiglu_forward<false>, swiglu_backward<false>}},
+      {model::OpKind::SharedGate, {shared_gate_forward, shared_gate_backward, shared_gate_scratch}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

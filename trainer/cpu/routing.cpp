@@ -54,8 +54,6 @@ void route_tokens(const OpCall& c, View logits, View index, View weight, View sc
 
 namespace {
 
-std::int64_t top_k_of(const OpCall& c) { return c.attr<MoeAttr>().top_k; }
-
 // inputs logits [T, E]; outputs weights, experts [T, k].
 void top_k_forward(const OpCall& c) {
   route_tokens(c, c.in(0), c.out(1), c.out(0), {});
@@ -172,16 +170,17 @@ void score_backward(const OpCall& c) {
   });
 }
 
-const Entry kOps[] = {
-    {model::OpKind::TopK, {top_k_forward, top_k_backward}},
-    {model::OpKind::RouterLoss, {loss_forward, loss_backward}},
-    {model::OpKind::Sort, {sort_forward, sort_backward}},
-    {model::OpKind::Gather, {gather_forward, gather_backward}},
-    {model::OpKind::SharedScore, {score_forward, score_backward, score_scratch}},
-};
-
 } // namespace
 
-std::span<const Entry> routing_ops() { return kOps; }
+std::span<const Entry> routing_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::TopK, {top_k_forward, top_k_backward}},
+      {model::OpKind::RouterLoss, {loss_forward, loss_backward}},
+      {model::OpKind::Sort, {sort_forward, sort_backward}},
+      {model::OpKind::Gather, {gather_forward, gather_backward}},
+      {model::OpKind::SharedScore, {score_forward, score_backward, score_scratch}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cpu

@@ -12,6 +12,8 @@ inline reference::Router router_of(const model::MoeAttr& a) {
           a.forced_balance, 0};
 }
 
+inline std::int64_t top_k_of(const OpCall& call) { return call.attr<model::MoeAttr>().top_k; }
+
 // reference::route_forward on this rank's tokens. Forced balance deals out the slots of all tokens in turn,
 // whoever holds them.
 void route_tokens(const OpCall& call, View logits, View index, View weight, View scores);

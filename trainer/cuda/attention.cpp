@@ -75,10 +75,10 @@ kernels::HeadNorm pre_of(const OpCall& c, Engine& e, size_t which) {
   n.eps = static_cast<float>(a.eps);
   return n;
 }
-void pre_forward(const OpCall& c, Engine& e) {
+void attention_pre_forward(const OpCall& c, Engine& e) {
   for (size_t i : {0, 1, 2}) kernels::head_norm_forward(pre_of(c, e, i), matrix(c.in(i)), matrix(c.out(i)), nullptr, e.launch());
 }
-void pre_backward(const OpCall& c, Engine& e) {
+void attention_pre_backward(const OpCall& c, Engine& e) {
   for (size_t i : {0, 1, 2}) {
     const kernels::HeadNorm n = pre_of(c, e, i);
     kernels::HeadNormBackward p{.dy = matrix(c.d_out(i)), .dx = gradient(c.d_in(i))};
@@ -114,26 +114,27 @@ void core_backward(const OpCall& c, Engine& e) {
 
 // inputs o, gate; the gate may be a strided view, one row a query group.
 std::int64_t gate_rows(const OpCall& c) { return c.list().tensor(c.op().inputs[1]).rows(); }
-void gate_forward(const OpCall& c, Engine& e) {
+void output_gate_forward(const OpCall& c, Engine& e) {
   const std::int64_t n = gate_rows(c);
   kernels::sigmoid_gate_forward(matrix(with_rows(c, c.in(0), n)), matrix(with_rows(c, c.in(1), n)), matrix(with_rows(c, c.out(0), n)), e.launch());
 }
-void gate_backward(const OpCall& c, Engine& e) {
+void output_gate_backward(const OpCall& c, Engine& e) {
   const std::int64_t n = gate_rows(c);
   kernels::sigmoid_gate_backward(matrix(with_rows(c, c.in(0), n)), matrix(with_rows(c, c.in(1), n)), matrix(with_rows(c, c.d_out(0), n)),
                                  gradient(with_rows(c, c.d_in(0), n)), gradient(with_rows(c, c.d_in(1), n)), e.launch());
 }
 
-const Entry kOps[] = {
-    {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward}},
-    {model::OpKind::Rope, {rope_forward, rope_backward}},
-    {model::OpKind::AttentionPre, {pre_forward, pre_backward}},
-    {model::OpKind::CoreAttention, {core_forward, core_backward}},
-    {model::OpKind::OutputGate, {gate_forward, gate_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> attention_ops() { return kOps; }
+std::span<const Entry> attention_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::HeadNorm, {head_norm_forward, head_norm_backward}},
+      {model::OpKind::Rope, {rope_forward, rope_backward}},
+      {model::OpKind::AttentionPre, {attention_pre_forward, attention_pre_backward}},
+      {model::OpKind::CoreAttention, {core_forward, core_backward}},
+      {model::OpKind::OutputGate, {output_gate_forward, output_gate_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

@@ -182,15 +182,16 @@ void sum_forward(const OpCall& c, Engine& e) {
   for (const model::Collective& sum : c.op().collectives) reduce(c.group(sum.group), y);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::AllToAll, {heads_forward, heads_backward}},
-    {model::OpKind::AllGather, {columns_forward, columns_backward}},
-    {model::OpKind::ReduceScatter, {rows_forward, rows_backward}},
-    {model::OpKind::AllReduce, {sum_forward, nullptr}},
-};
-
 } // namespace
 
-std::span<const Entry> exchange_ops() { return kOps; }
+std::span<const Entry> exchange_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::AllToAll, {heads_forward, heads_backward}},
+      {model::OpKind::AllGather, {columns_forward, columns_backward}},
+      {model::OpKind::ReduceScatter, {rows_forward, rows_backward}},
+      {model::OpKind::AllReduce, {sum_forward, nullptr}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

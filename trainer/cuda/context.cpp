@@ -68,7 +68,7 @@ void collect(const OpCall& c, Engine& e, const View& all, const GradView& mine) 
 kernels::AttentionShape shape_of(const OpCall& c, Engine& e, const Sizes& s) {
   return {s.all, e.batch(c).sequences, s.heads, s.kv_heads, s.dim, e.batch(c).table};
 }
-View by_token(const View& statistic, const Sizes& s) { return {statistic.data, statistic.dtype, s.local, s.heads, s.heads}; }
+View statistic_by_token(const View& statistic, const Sizes& s) { return {statistic.data, statistic.dtype, s.local, s.heads, s.heads}; }
 
 } // namespace
 
@@ -81,7 +81,7 @@ void gathered_attention_forward(const OpCall& c, Engine& e) {
   const View o = take(memory, DType::BF16, s.all, s.q_width()), lse = take(memory, DType::FP32, s.all, s.heads);
   kernels::attention_forward({shape_of(c, e, s), matrix(q), matrix(all.k), matrix(all.v), matrix(o), data<float>(lse)}, e.launch());
   collect(c, e, o, {with_rows(c, c.out(0), s.local), false});
-  collect(c, e, lse, {by_token(c.out(1), s), false});
+  collect(c, e, lse, {statistic_by_token(c.out(1), s), false});
 }
 
 // A query of another rank has the log-sum-exp infinity: its probabilities are 0, and so are its gradients.
@@ -90,7 +90,7 @@ void gathered_attention_backward(const OpCall& c, Engine& e) {
   LaunchContext memory = ranks_memory(c, e);
   const Gathered all(c, e, s, memory);
   const View q = spread(c, e, s, with_rows(c, c.in(0), s.local), 0, memory), o = spread(c, e, s, with_rows(c, c.out(0), s.local), 0, memory);
-  const View lse = spread(c, e, s, by_token(c.out(1), s), std::numeric_limits<float>::infinity(), memory);
+  const View lse = spread(c, e, s, statistic_by_token(c.out(1), s), std::numeric_limits<float>::infinity(), memory);
   const View d_o = spread(c, e, s, with_rows(c, c.d_out(0), s.local), 0, memory), dq = take(memory, DType::BF16, s.all, s.q_width());
   const View dk = take(memory, DType::BF16, s.all, s.kv_width()), dv = take(memory, DType::BF16, s.all, s.kv_width());
   kernels::attention_backward({shape_of(c, e, s), matrix(q), matrix(all.k), matrix(all.v), matrix(o), data<float>(lse), matrix(d_o),

@@ -197,17 +197,18 @@ void loss_sum_backward(const OpCall& c, Engine& e) {
     if (const GradView d = c.d_in(i)) kernels::fill(gradient(d), static_cast<float>(c.context().loss_scale * loss_weight(c, i)), e.launch());
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Data, {data_forward, nullptr}},
-    {model::OpKind::Embedding, {embedding_forward, embedding_backward}},
-    {model::OpKind::Concat, {concat_forward, concat_backward}},
-    {model::OpKind::CrossEntropy, {cross_entropy_forward, cross_entropy_backward}},
-    {model::OpKind::LinearCrossEntropy, {chunked_forward, chunked_backward}},
-    {model::OpKind::LossSum, {loss_sum_forward, loss_sum_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> ends_ops() { return kOps; }
+std::span<const Entry> ends_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Data, {data_forward, nullptr}},
+      {model::OpKind::Embedding, {embedding_forward, embedding_backward}},
+      {model::OpKind::Concat, {concat_forward, concat_backward}},
+      {model::OpKind::CrossEntropy, {cross_entropy_forward, cross_entropy_backward}},
+      {model::OpKind::LinearCrossEntropy, {chunked_forward, chunked_backward}},
+      {model::OpKind::LossSum, {loss_sum_forward, loss_sum_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

@@ -22,7 +22,7 @@ using model::GdnAttr;
 namespace {
 
 // Sizes of the op over the sequences that the batch really has.
-kernels::GdnShape shape_of(const OpCall& c, Engine& e) {
+kernels::GdnShape gdn_shape(const OpCall& c, Engine& e) {
   kernels::GdnShape s = kernels::gdn_shape_of(c.list(), c.op());
   s.sequences = e.batch(c).sequences;
   return s;
@@ -146,7 +146,7 @@ kernels::GdnPreInputs pre_of(const OpCall& c, Engine& e, const PreOperands& p) {
   const auto& a = c.attr<GdnAttr>();
   const View qkv = c.in(0), beta = c.in(1), alpha = c.in(2);
   kernels::GdnPreInputs in;
-  in.shape = shape_of(c, e);
+  in.shape = gdn_shape(c, e);
   in.table = e.batch(c).table;
   in.qkv = data<Bf16>(qkv);
   in.qkv_stride = qkv.stride;
@@ -253,7 +253,7 @@ void rule_forward(const OpCall& c, Engine& e) {
   const auto& a = c.attr<GdnAttr>();
   LaunchContext context = e.launch(c);
   kernels::GdnChunkForwardParams p;
-  p.shape = shape_of(c, e);
+  p.shape = gdn_shape(c, e);
   p.table = e.batch(c).table;
   View q = c.in(0), k = c.in(1);
   if (a.normalise)
@@ -283,7 +283,7 @@ void rule_backward(const OpCall& c, Engine& e) {
   const auto& a = c.attr<GdnAttr>();
   LaunchContext context = e.launch(c);
   kernels::GdnChunkBackwardParams p;
-  p.shape = shape_of(c, e);
+  p.shape = gdn_shape(c, e);
   p.table = e.batch(c).table;
   const View q = a.normalise ? c.out(3) : c.in(0), k = a.normalise ? c.out(4) : c.in(1), beta = c.in(4);
   p.q = tokens(q, a.key_dim);
@@ -356,20 +356,21 @@ void gated_norm_backward(const OpCall& c, Engine& e) {
                                                  .d_weight = d_weight}, context);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::ConvSilu, {conv_forward<true>, conv_backward<true>}},
-    {model::OpKind::Conv, {conv_forward<false>, conv_backward<false>}},
-    {model::OpKind::Silu, {silu_forward, silu_backward}},
-    {model::OpKind::L2Norm, {l2norm_forward, l2norm_backward}},
-    {model::OpKind::ExpandHeads, {expand_forward, expand_backward}},
-    {model::OpKind::Gates, {gates_forward, gates_backward}},
-    {model::OpKind::Rule, {rule_forward, rule_backward}},
-    {model::OpKind::GatedNorm, {gated_norm_forward, gated_norm_backward}},
-    {model::OpKind::GdnPre, {pre_forward, pre_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> gdn_ops() { return kOps; }
+std::span<const Entry> gdn_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::ConvSilu, {conv_forward<true>, conv_backward<true>}},
+      {model::OpKind::Conv, {conv_forward<false>, conv_backward<false>}},
+      {model::OpKind::Silu, {silu_forward, silu_backward}},
+      {model::OpKind::L2Norm, {l2norm_forward, l2norm_backward}},
+      {model::OpKind::ExpandHeads, {expand_forward, expand_backward}},
+      {model::OpKind::Gates, {gates_forward, gates_backward}},
+      {model::OpKind::Rule, {rule_forward, rule_backward}},
+      {model::OpKind::GatedNorm, {gated_norm_forward, gated_norm_backward}},
+      {model::OpKind::GdnPre, {pre_forward, pre_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

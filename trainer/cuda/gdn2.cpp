@@ -40,15 +40,15 @@ struct Widths {
     repeat = c.list().tensor(c.op().outputs[0]).cols() / keys;
   }
 };
-struct GateOperands {
+struct Gdn2GateOperands {
   LaunchContext memory;
   HeadSlice a_log, dt_bias;
-  GateOperands(const OpCall& c, Engine& e, const Widths& s)
+  Gdn2GateOperands(const OpCall& c, Engine& e, const Widths& s)
       : memory(ranks_memory(c, e)), a_log(c, e, 0, {s.keys / s.dk}, 1, memory), dt_bias(c, e, 1, {s.keys}, 1, memory) {}
 };
-void gates_forward(const OpCall& c, Engine& e) {
+void gdn2_gates_forward(const OpCall& c, Engine& e) {
   const Widths s(c);
-  const GateOperands p(c, e, s);
+  const Gdn2GateOperands p(c, e, s);
   LaunchContext context = e.launch(c);
   const Matrix decay = dense(context, DType::FP32, s.rows, s.keys), erase = dense(context, DType::BF16, s.rows, s.keys);
   kernels::decay_forward(matrix(c.in(0)), matrix(as_row(p.a_log.value())), matrix(as_row(p.dt_bias.value())), static_cast<int>(s.dk), decay, context);
@@ -57,9 +57,9 @@ void gates_forward(const OpCall& c, Engine& e) {
   kernels::repeat_heads_forward(erase, s.dk, s.repeat, matrix(c.out(1)), context);
   kernels::sigmoid_forward(matrix(c.in(2)), 1, matrix(c.out(2)), context);
 }
-void gates_backward(const OpCall& c, Engine& e) {
+void gdn2_gates_backward(const OpCall& c, Engine& e) {
   const Widths s(c);
-  GateOperands p(c, e, s);
+  Gdn2GateOperands p(c, e, s);
   LaunchContext context = e.launch(c);
   const Matrix decay = dense(context, DType::FP32, s.rows, s.keys), erase = dense(context, DType::FP32, s.rows, s.keys);
   kernels::repeat_heads_backward(matrix(c.d_out(0)), s.dk, s.repeat, {decay, false}, context);
@@ -94,7 +94,7 @@ kernels::Gdn2 rule_of(const OpCall& c, Engine& e) {
   p.w = matrix(c.in(5));
   return p;
 }
-void rule_forward(const OpCall& c, Engine& e) {
+void gdn2_rule_forward(const OpCall& c, Engine& e) {
   kernels::Gdn2 rule = rule_of(c, e);
   if (const SequenceStates* states = c.batch().states) {
     rule.state = data<float>(states->recurrent);
@@ -106,7 +106,7 @@ void rule_forward(const OpCall& c, Engine& e) {
   for (size_t i = matrices; i < c.op().outputs.size(); ++i) kernels::fill({matrix(c.out(i)), false}, 0, e.launch());
   kernels::gdn2_forward(rule, matrix(c.out(0)), e.launch());
 }
-void rule_backward(const OpCall& c, Engine& e) {
+void gdn2_rule_backward(const OpCall& c, Engine& e) {
   for (size_t i = 1; i < c.op().outputs.size(); ++i) c.out(i); // kept, not needed
   kernels::Gdn2Backward d;
   d.d_o = matrix(c.d_out(0));
@@ -154,7 +154,7 @@ struct FrontEnd {
     return n;
   }
 };
-void pre_forward(const OpCall& c, Engine& e) {
+void gdn2_pre_forward(const OpCall& c, Engine& e) {
   const FrontEnd f(c, e);
   const auto& a = c.attr<GdnAttr>();
   for (size_t i : {0, 1, 2})
@@ -165,7 +165,7 @@ void pre_forward(const OpCall& c, Engine& e) {
   kernels::sigmoid_forward(matrix(c.in(2)), 1, matrix(c.out(4)), f.context);
   kernels::sigmoid_forward(matrix(c.in(3)), 1, matrix(c.out(5)), f.context);
 }
-void pre_backward(const OpCall& c, Engine& e) {
+void gdn2_pre_backward(const OpCall& c, Engine& e) {
   FrontEnd f(c, e);
   const auto& a = c.attr<GdnAttr>();
   const Matrix d_rows = dense(f.context, DType::BF16, f.qkv.rows, f.qkv.cols);
@@ -185,14 +185,15 @@ void pre_backward(const OpCall& c, Engine& e) {
   kernels::sigmoid_backward(matrix(c.in(3)), 1, matrix(c.d_out(5)), gradient(c.d_in(3)), f.context);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Gdn2Gates, {gates_forward, gates_backward}},
-    {model::OpKind::Gdn2Rule, {rule_forward, rule_backward}},
-    {model::OpKind::Gdn2Pre, {pre_forward, pre_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> gdn2_ops() { return kOps; }
+std::span<const Entry> gdn2_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Gdn2Gates, {gdn2_gates_forward, gdn2_gates_backward}},
+      {model::OpKind::Gdn2Rule, {gdn2_rule_forward, gdn2_rule_backward}},
+      {model::OpKind::Gdn2Pre, {gdn2_pre_forward, gdn2_pre_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

@@ -96,13 +96,14 @@ void linear_backward(const OpCall& c, Engine& e) {
   if (!c.backward_step().param_grads.empty()) wgrad(c, e, s, dys, dy, context, memory);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Linear, {linear_forward, linear_backward}},
-    {model::OpKind::LmHead, {linear_forward, linear_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> linear_ops() { return kOps; }
+std::span<const Entry> linear_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Linear, {linear_forward, linear_backward}},
+      {model::OpKind::LmHead, {linear_forward, linear_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

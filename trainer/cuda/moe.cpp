@@ -241,12 +241,12 @@ template <bool kWeighted> void swiglu_backward(const OpCall& c, Engine& e) {
 // ---------------------------------------------------------------------------- shared gate ----
 
 // inputs x, y [T, h]; outputs gated, score [T] = x . w (before the sigmoid); parameter w [1, h].
-void gate_forward(const OpCall& c, Engine& e) {
+void shared_gate_forward(const OpCall& c, Engine& e) {
   const View x = c.in(0), score = c.out(1);
   kernels::row_score(matrix(x), matrix(c.param(0, 1, x.cols)), false, matrix(score), e.launch());
   kernels::row_gate_forward(matrix(c.in(1)), matrix(score), matrix(c.out(0)), e.launch());
 }
-void gate_backward(const OpCall& c, Engine& e) {
+void shared_gate_backward(const OpCall& c, Engine& e) {
   const View x = c.in(0);
   LaunchContext context = e.launch(c);
   const Matrix d{take(context, x.rows * 4), DType::FP32, x.rows, 1, 1};
@@ -255,20 +255,21 @@ void gate_backward(const OpCall& c, Engine& e) {
   if (const View dw = c.param_grad(0, 1, x.cols)) kernels::column_sums(matrix(x), d, data<float>(dw), context);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::Router, {router_forward, router_backward}},
-    {model::OpKind::Permute, {permute_forward, permute_backward}},
-    {model::OpKind::Dispatch, {dispatch_forward, dispatch_backward}},
-    {model::OpKind::GroupedLinear, {grouped_forward, grouped_backward}},
-    {model::OpKind::SwiGluProb, {swiglu_forward<true>, swiglu_backward<true>}},
-    {model::OpKind::CombineDispatch, {combine_forward, combine_backward}},
-    {model::OpKind::Unpermute, {unpermute_forward, unpermute_backward}},
-    {model::OpKind::SwiGlu, {swiglu_forward<false>, swiglu_backward<false>}},
-    {model::OpKind::SharedGate, {gate_forward, gate_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> moe_ops() { return kOps; }
+std::span<const Entry> moe_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::Router, {router_forward, router_backward}},
+      {model::OpKind::Permute, {permute_forward, permute_backward}},
+      {model::OpKind::Dispatch, {dispatch_forward, dispatch_backward}},
+      {model::OpKind::GroupedLinear, {grouped_forward, grouped_backward}},
+      {model::OpKind::SwiGluProb, {swiglu_forward<true>, swiglu_backward<true>}},
+      {model::OpKind::CombineDispatch, {combine_forward, combine_backward}},
+      {model::OpKind::Unpermute, {unpermute_forward, unpermute_backward}},
+      {model::OpKind::SwiGlu, {swiglu_forward<false>, swiglu_backward<false>}},
+      {model::OpKind::SharedGate, {shared_gate_forward, shared_gate_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

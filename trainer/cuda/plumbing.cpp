@@ -78,15 +78,16 @@ void norm_backward(const OpCall& c, Engine& e) {
                                   .d_weight = data<float>(c.param_grad(0, 1, n.dim))}, e.launch(c));
 }
 
-const Entry kOps[] = {
-    {model::OpKind::View, {view_forward, view_backward}},
-    {model::OpKind::Copy, {copy_forward, copy_backward}},
-    {model::OpKind::ResidualAdd, {residual_forward, nullptr}},
-    {model::OpKind::RmsNorm, {norm_forward, norm_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> plumbing_ops() { return kOps; }
+std::span<const Entry> plumbing_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::View, {view_forward, view_backward}},
+      {model::OpKind::Copy, {copy_forward, copy_backward}},
+      {model::OpKind::ResidualAdd, {residual_forward, nullptr}},
+      {model::OpKind::RmsNorm, {norm_forward, norm_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

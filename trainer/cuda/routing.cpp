@@ -129,16 +129,17 @@ void score_backward(const OpCall& c, Engine& e) {
   if (const View dw = c.param_grad(0, 1, x.cols)) kernels::column_sums(matrix(x), d, data<float>(dw), context);
 }
 
-const Entry kOps[] = {
-    {model::OpKind::TopK, {top_k_forward, top_k_backward}},
-    {model::OpKind::RouterLoss, {loss_forward, loss_backward}},
-    {model::OpKind::Sort, {sort_forward, sort_backward}},
-    {model::OpKind::Gather, {gather_forward, gather_backward}},
-    {model::OpKind::SharedScore, {score_forward, score_backward}},
-};
-
 } // namespace
 
-std::span<const Entry> routing_ops() { return kOps; }
+std::span<const Entry> routing_ops() {
+  static const Entry ops[] = {
+      {model::OpKind::TopK, {top_k_forward, top_k_backward}},
+      {model::OpKind::RouterLoss, {loss_forward, loss_backward}},
+      {model::OpKind::Sort, {sort_forward, sort_backward}},
+      {model::OpKind::Gather, {gather_forward, gather_backward}},
+      {model::OpKind::SharedScore, {score_forward, score_backward}},
+  };
+  return ops;
+}
 
 } // namespace gdn::trainer::cuda

@@ -24,9 +24,9 @@ View labels_here(const OpCall& c, Engine& e, const View& labels, LaunchContext& 
   return to;
 }
 
-struct Parts {
+struct RankResults {
   View top, sum, label, spare;
-  Parts(LaunchContext& memory, std::int64_t tokens)
+  RankResults(LaunchContext& memory, std::int64_t tokens)
       : top(take(memory, DType::FP32, tokens, 1)), sum(take(memory, DType::FP32, tokens, 1)), label(take(memory, DType::FP32, tokens, 1)),
         spare(take(memory, DType::FP32, tokens, 1)) {}
   kernels::VocabularyParts from(std::int64_t first) const {
@@ -36,7 +36,7 @@ struct Parts {
 };
 
 // Of all columns. Three reductions, or one gather where the op list says so.
-void combine(const OpCall& c, Engine& e, const Parts& p, LaunchContext& memory) {
+void combine(const OpCall& c, Engine& e, const RankResults& p, LaunchContext& memory) {
   Communicator& group = c.group(Group::Tp);
   const std::int64_t n = p.top.rows;
   if (c.op().collectives.back().kind == model::CollectiveKind::AllGather) {
@@ -60,7 +60,7 @@ void divided_cross_entropy_forward(const OpCall& c, Engine& e) {
   const View logits = c.in(0);
   LaunchContext memory = ranks_memory(c, e);
   const View labels = labels_here(c, e, c.in(1), memory);
-  const Parts parts(memory, logits.rows);
+  const RankResults parts(memory, logits.rows);
   kernels::vocabulary_parts(matrix(logits), matrix(labels), parts.from(0), e.launch());
   combine(c, e, parts, memory);
   kernels::VocabularyLossParams p{.parts = parts.from(0), .logits = matrix(logits), .labels = matrix(labels), .loss = matrix(c.out(0))};
@@ -113,7 +113,7 @@ void divided_linear_cross_entropy_forward(const OpCall& c, Engine& e) {
   const View loss = c.out(0), lse = c.out(1);
   LaunchContext memory = ranks_memory(c, e);
   const Chunks chunks(c, e, loss.rows, memory);
-  const Parts parts(memory, loss.rows);
+  const RankResults parts(memory, loss.rows);
   chunks.each(e, [&](std::int64_t first, std::int64_t rows, const View&, const View& logits) {
     kernels::vocabulary_parts(matrix(logits), matrix(rows_of(chunks.labels, first, rows)), parts.from(first), e.launch());
   });

@@ -12,26 +12,24 @@ namespace gdn::trainer {
 
 namespace {
 
-constexpr Bytes kAlignment = 256;
-
-size_t at(std::int64_t i) { return static_cast<size_t>(i); }
+size_t as_size(std::int64_t i) { return static_cast<size_t>(i); }
 
 // The first `cols` columns of a device matrix, as floats.
 std::vector<float> to_floats(Device& device, const View& v, std::int64_t cols) {
   const Bytes size = size_of(v.dtype);
-  std::vector<float> out(at(v.rows * cols));
-  std::vector<std::byte> rows(at(((v.rows - 1) * v.stride + v.cols) * size));
+  std::vector<float> out(as_size(v.rows * cols));
+  std::vector<std::byte> rows(as_size(((v.rows - 1) * v.stride + v.cols) * size));
   device.to_host(rows.data(), v.data, static_cast<Bytes>(rows.size()));
   for (std::int64_t r = 0; r < v.rows; ++r) {
     for (std::int64_t c = 0; c < cols; ++c) {
       const std::byte* from = rows.data() + (r * v.stride + c) * size;
-      float& to = out[at(r * cols + c)];
+      float& to = out[as_size(r * cols + c)];
       if (v.dtype == DType::FP64) {
         double wide = 0;
         std::memcpy(&wide, from, 8);
         to = static_cast<float>(wide);
       } else {
-        std::memcpy(reinterpret_cast<std::byte*>(&to) + 4 - size, from, at(size)); // bf16 is the upper half of an fp32
+        std::memcpy(reinterpret_cast<std::byte*>(&to) + 4 - size, from, as_size(size)); // bf16 is the upper half of an fp32
       }
     }
   }
@@ -47,10 +45,10 @@ Decoder::Decoder(const config::Model& model, const config::Run& run, Device& dev
 void Decoder::check(std::span<const NewTokens> requests) const {
   auto fail = [](std::string message) { throw Error(ErrorCode::Config, "decoding: " + message); };
   size_t tokens = 0;
-  std::vector<char> named(at(pool_.slots()), 0);
+  std::vector<char> named(as_size(pool_.slots()), 0);
   for (const NewTokens& r : requests) {
     if (r.slot < 0 || r.slot >= pool_.slots()) fail(fmt::format("slot {}; slots are 0 to {}", r.slot, pool_.slots() - 1));
-    if (std::exchange(named[at(r.slot)], 1)) fail(fmt::format("slot {} is named twice in one pass", r.slot));
+    if (std::exchange(named[as_size(r.slot)], 1)) fail(fmt::format("slot {} is named twice in one pass", r.slot));
     if (pool_.length(r.slot) + static_cast<std::int64_t>(r.ids.size()) > pool_.capacity())
       fail(fmt::format("the request in slot {} has {} tokens and {} more come; a slot holds {}", r.slot, pool_.length(r.slot), r.ids.size(), pool_.capacity()));
     for (std::int64_t id : r.ids)
@@ -91,8 +89,8 @@ std::vector<float> Decoder::pass(std::span<const NewTokens> requests, Draft* dra
     states.slots = slots;
     states.positions = positions;
     if (draft) {
-      states.token_conv = draft->layers[at(layer)].token_conv;
-      states.token_recurrent = draft->layers[at(layer)].token_recurrent;
+      states.token_conv = draft->layers[as_size(layer)].token_conv;
+      states.token_recurrent = draft->layers[as_size(layer)].token_recurrent;
     }
     return &states;
   };
@@ -130,7 +128,7 @@ void Decoder::reserve(Draft& draft, std::int64_t tokens) {
       *after = *pool;
       after->rows = pool->rows / pool_.slots() * tokens;
       after->data = nullptr;
-      total += round_up(after->rows * after->cols * size_of(after->dtype), kAlignment);
+      total += round_up(after->rows * after->cols * size_of(after->dtype), kTensorAlignment);
     }
   }
   draft.memory = DeviceMemory(device_, std::max<Bytes>(total, 1), "the states after every token of a draft");
@@ -139,7 +137,7 @@ void Decoder::reserve(Draft& draft, std::int64_t tokens) {
     for (View* v : {&s.token_conv, &s.token_recurrent})
       if (v->rows > 0) {
         v->data = next;
-        next += round_up(v->rows * v->cols * size_of(v->dtype), kAlignment);
+        next += round_up(v->rows * v->cols * size_of(v->dtype), kTensorAlignment);
       }
 }
 
@@ -158,7 +156,7 @@ void Decoder::rewind(std::int64_t slot, std::int64_t accepted) {
     for (auto [pool, after] : {std::pair{s.conv, s.token_conv}, std::pair{s.recurrent, s.token_recurrent}}) {
       if (!after) continue;
       const Bytes one = pool.rows / pool_.slots() * pool.cols * size_of(pool.dtype);
-      staging.resize(at(one));
+      staging.resize(as_size(one));
       device_.to_host(staging.data(), after.data + token * one, one);
       device_.to_device(pool.data + slot * one, staging.data(), one);
     }

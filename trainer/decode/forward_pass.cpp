@@ -16,8 +16,6 @@ using model::TensorId;
 
 namespace {
 
-constexpr Bytes kAlignment = 256;
-
 size_t at(std::int64_t i) { return static_cast<size_t>(i); }
 
 config::Run run_of_rows(config::Run run, std::int64_t rows) {
@@ -61,7 +59,7 @@ ForwardPass::Unit ForwardPass::lay_out(OpList list, TensorId result) const {
   auto place = [&](TensorId t) {
     if (u.place[storage(t)] >= 0 || (list.input >= 0 && storage(t) == storage(list.input))) return;
     u.place[storage(t)] = u.bytes;
-    u.bytes += round_up(list.storage_of(t).bytes, kAlignment);
+    u.bytes += round_up(list.storage_of(t).bytes, kTensorAlignment);
   };
   Bytes scratch = 0;
   for (size_t i = 0; i < list.ops.size(); ++i)

@@ -12,8 +12,6 @@ using config::LayerKind;
 
 namespace {
 
-constexpr Bytes kAlignment = 256;
-
 Bytes bytes_of(const View& v) { return v.rows * v.cols * size_of(v.dtype); }
 
 } // namespace
@@ -29,7 +27,7 @@ StatePool::StatePool(const config::Model& model, const config::Run& run, Device&
     s.capacity = capacity;
     auto add = [&](View& view, DType dtype, std::int64_t rows, std::int64_t cols) {
       view = {nullptr, dtype, checked_mul(slots, rows), cols, cols};
-      total = checked_add(total, round_up(bytes_of(view), kAlignment));
+      total = checked_add(total, round_up(bytes_of(view), kTensorAlignment));
     };
     if (kind == LayerKind::Attention) {
       add(s.keys, run.dtype, capacity, model.attention.kv_heads * model.attention.head_dim);
@@ -46,7 +44,7 @@ StatePool::StatePool(const config::Model& model, const config::Run& run, Device&
     for (View* v : {&s.keys, &s.values, &s.conv, &s.recurrent})
       if (v->rows > 0) {
         v->data = at;
-        at += round_up(bytes_of(*v), kAlignment);
+        at += round_up(bytes_of(*v), kTensorAlignment);
       }
   device_.fill(memory_.data(), total, 0);
 }

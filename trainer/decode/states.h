@@ -6,6 +6,8 @@
 
 namespace gdn::trainer {
 
+constexpr Bytes kTensorAlignment = 256; // of every tensor of a pool and of a pass
+
 // What a forward pass of one layer continues from, request by request, and leaves behind. The ops that
 // know about other tokens (conv, rule, rope, core attention) look here; all others work row by row and
 // need nothing. Sequence i of the micro-batch belongs to the request in slot slots[i], which has seen

@@ -14,7 +14,7 @@ using namespace gdn::trainer::bench;
 
 namespace {
 
-config::Hardware machine() {
+config::Hardware linked_machine() {
   config::Hardware h;
   h.name = "machine";
   h.scale_up = 400e9;
@@ -33,7 +33,7 @@ TEST_CASE("rows fitted to exchanges give their times back") {
     times.push_back({"all_reduce", bytes, 2 * wire, 20e-6 + 2 * wire / 100e9});
   }
   std::stable_sort(times.begin(), times.end(), [](const CollectiveTime& a, const CollectiveTime& b) { return a.kind < b.kind; });
-  config::Hardware h = machine();
+  config::Hardware h = linked_machine();
   const auto rows = fit_collectives(times, h, "own", "measured");
   REQUIRE(rows.size() == 2);
   replace_collectives(h, rows);

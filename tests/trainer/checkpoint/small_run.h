@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "process.h"
-#include "temporary_folder.h"
+#include "tests/temporary_folder.h"
 
 // gdntrain run on a model so small that a step takes milliseconds, for tests that stop and resume it.
 namespace gdn::test {

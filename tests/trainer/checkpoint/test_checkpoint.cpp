@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "engine/fixture.h"
 #include "shards.h"
-#include "temporary_folder.h"
+#include "tests/temporary_folder.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/run_checkpoints.h"
 #include "trainer/checkpoint/parameter_state.h"

@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 
 #include "core/error.h"
-#include "temporary_folder.h"
+#include "tests/temporary_folder.h"
 #include "trainer/checkpoint/folder.h"
 #include "trainer/checkpoint/items.h"
 

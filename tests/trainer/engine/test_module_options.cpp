@@ -18,7 +18,7 @@ using fixture::Values;
 
 namespace {
 
-config::Model small(LayerKind mixer) {
+config::Model two_layers(LayerKind mixer) {
   config::Model m = fixture::model({mixer, mixer}, {MlpKind::Dense, MlpKind::Moe});
   m.hidden = 16;
   m.vocab = 24;
@@ -79,7 +79,7 @@ void check_uniform(const std::vector<double>& x, double lo, double hi) {
 } // namespace
 
 TEST_CASE("q and k normalised by the caller or inside the rule: the same layer") {
-  const config::Model m = small(LayerKind::Gdn);
+  const config::Model m = two_layers(LayerKind::Gdn);
   int callers = 0, kernels = 0;
   const Captured caller = step(m, run_of("megatron", L2Norm::Caller), [&](const OpCall& c) { callers += c.op().kind == model::OpKind::L2Norm; });
   const Captured kernel = step(m, run_of("megatron", L2Norm::Kernel), [&](const OpCall& c) {
@@ -94,7 +94,7 @@ TEST_CASE("q and k normalised by the caller or inside the rule: the same layer")
 }
 
 TEST_CASE("GDN2 keeps the caller's norm: asking for the kernel's is an error, and no list obeys it") {
-  const config::Model m = small(LayerKind::Gdn2);
+  const config::Model m = two_layers(LayerKind::Gdn2);
   CHECK(model::any_rejected(model::validate(m, run_of("megatron", L2Norm::Kernel))));
   CHECK(!model::any_rejected(model::validate(m, run_of("megatron", L2Norm::Caller))));
   for (const char* stack : {"megatron", "native"})
@@ -106,7 +106,7 @@ TEST_CASE("GDN2 keeps the caller's norm: asking for the kernel's is an error, an
 TEST_CASE("without q/k norm neither side normalises, whoever was asked to") {
   for (LayerKind mixer : {LayerKind::Gdn, LayerKind::Gdn2})
     for (const char* stack : {"megatron", "native"}) {
-      config::Model m = small(mixer);
+      config::Model m = two_layers(mixer);
       const Captured normed = step(m, run_of(stack, L2Norm::Caller));
       m.gdn.use_qk_l2norm = false;
       Values conv, q;
@@ -132,7 +132,7 @@ TEST_CASE("without q/k norm neither side normalises, whoever was asked to") {
 TEST_CASE("bias, conv_bias and every other parameter of the mixer: gradients are slopes of the loss") {
   for (LayerKind mixer : {LayerKind::Gdn, LayerKind::Gdn2})
     for (const char* stack : {"megatron", "native"}) {
-      config::Model m = small(mixer);
+      config::Model m = two_layers(mixer);
       m.mlps = {MlpKind::Dense, MlpKind::Dense}; // no expert may change hands
       m.gdn.bias = m.gdn.conv_bias = true;
       const config::Run r = run_of(stack, L2Norm::Caller);
@@ -175,7 +175,7 @@ TEST_CASE("bias, conv_bias and every other parameter of the mixer: gradients are
 }
 
 TEST_CASE("initial weights are drawn as the reference draws them") {
-  config::Model m = small(LayerKind::Gdn);
+  config::Model m = two_layers(LayerKind::Gdn);
   m.gdn.key_heads = 64;
   m.gdn.value_heads = 1152;
   m.gdn.key_head_dim = m.gdn.value_head_dim = 2;
@@ -218,7 +218,7 @@ TEST_CASE("initial weights are drawn as the reference draws them") {
 
 // Storing A_log in bf16 moves A by up to half a unit in the last place, 2^-7, where A_log is in [2, 2.77].
 TEST_CASE("A_log is fp32 where the stack says so; in bf16 the decay moves by up to 0.78 %") {
-  config::Model m = small(LayerKind::Gdn);
+  config::Model m = two_layers(LayerKind::Gdn);
   m.gdn.key_heads = 64;
   m.gdn.value_heads = 1152;
   m.gdn.key_head_dim = m.gdn.value_head_dim = 2;

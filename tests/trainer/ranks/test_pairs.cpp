@@ -1,4 +1,4 @@
-// More pairs of 4 ranks, and what needs both of them: shared key-value heads, heads exchanged for attention.
+// More pairs of 4 ranks, and what needs both_stacks of them: shared key-value heads, heads exchanged for attention.
 #include <limits>
 
 #include "core/error.h"
@@ -13,12 +13,12 @@ using config::Parallel;
 
 namespace {
 
-config::Model deep() {
+config::Model deep_gdn2() {
   return small({LayerKind::Gdn, LayerKind::Attention, LayerKind::Gdn2, LayerKind::Attention},
                {MlpKind::Moe, MlpKind::Dense, MlpKind::Moe, MlpKind::Moe});
 }
 
-void both(const config::Model& m, Parallel p, std::string cp_comm_type = "all_gather", std::vector<std::string> modules = {}, std::int64_t micro_batches = 4) {
+void both_stacks(const config::Model& m, Parallel p, std::string cp_comm_type = "all_gather", std::vector<std::string> modules = {}, std::int64_t micro_batches = 4) {
   p.gpus = 4;
   for (const char* stack : kStacks) {
     CAPTURE(stack);
@@ -31,17 +31,17 @@ void both(const config::Model& m, Parallel p, std::string cp_comm_type = "all_ga
 } // namespace
 
 TEST_CASE("pairs of 4 ranks: tensor x pipeline, interleaved, experts over the tensor ranks") {
-  both(deep(), {.tp = 2, .pp = 2, .vp = 2, .ep = 2, .sequence_parallel = true}, "all_gather", {"moe"});
+  both_stacks(deep_gdn2(), {.tp = 2, .pp = 2, .vp = 2, .ep = 2, .sequence_parallel = true}, "all_gather", {"moe"});
 }
 TEST_CASE("pairs of 4 ranks: pipeline x context, and its packed documents") {
-  both(deep(), {.cp = 2, .pp = 2});
-  for (const char* stack : kStacks) check_equal(packed(deep(), run_of(stack, {.cp = 2, .pp = 2, .vp = 2, .gpus = 4})));
+  both_stacks(deep_gdn2(), {.cp = 2, .pp = 2});
+  for (const char* stack : kStacks) check_equal(packed(deep_gdn2(), run_of(stack, {.cp = 2, .pp = 2, .vp = 2, .gpus = 4})));
 }
 TEST_CASE("pairs of 4 ranks: tensor x context, heads exchanged for attention") {
   config::Model m = hybrid();
   m.attention.kv_heads = 4;
-  both(m, {.tp = 2, .cp = 2, .sequence_parallel = true}, "a2a");
-  both(m, {.tp = 2, .cp = 2, .ep = 4, .sequence_parallel = true}, "all_gather");
+  both_stacks(m, {.tp = 2, .cp = 2, .sequence_parallel = true}, "a2a");
+  both_stacks(m, {.tp = 2, .cp = 2, .ep = 4, .sequence_parallel = true}, "all_gather");
 }
 TEST_CASE("pairs of 4 ranks: context parallel by heads needs heads") {
   config::Run run = run_of("native", {.cp = 4, .gpus = 4});
@@ -54,14 +54,14 @@ TEST_CASE("pairs of 4 ranks: context parallel by heads needs heads") {
 
 // Two key-value heads on four ranks: pairs of them compute one twice, each for its own query heads.
 TEST_CASE("pairs of 4 ranks: more tensor ranks than key-value heads") {
-  both(hybrid(), {.tp = 4, .etp = 4, .sequence_parallel = true}, "all_gather", {"moe"}, 2);
+  both_stacks(hybrid(), {.tp = 4, .etp = 4, .sequence_parallel = true}, "all_gather", {"moe"}, 2);
   config::Model plain = small({LayerKind::Attention}, {MlpKind::Dense});
   plain.attention.heads = 8; // two of each rank
   plain.attention.output_gate = false;
   plain.attention.qk_norm = false;
   plain.attention.qkv_bias = true;
-  both(plain, {.tp = 4}, "all_gather", {}, 1);
+  both_stacks(plain, {.tp = 4}, "all_gather", {}, 1);
   plain.attention.output_gate = true;
   plain.attention.kv_heads = 1;
-  both(plain, {.tp = 4, .sequence_parallel = true}, "all_gather", {}, 1);
+  both_stacks(plain, {.tp = 4, .sequence_parallel = true}, "all_gather", {}, 1);
 }

@@ -1,11 +1,9 @@
-#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 
 #include "config/profiles.h"
+#include "tests/trainer/hf_cases.h"
 #include "trainer/cpu/device.h"
 #include "trainer/decode/decoder.h"
 #include "trainer/hf/parity.h"
@@ -17,13 +15,8 @@ using namespace gdn::trainer;
 
 namespace {
 
-std::filesystem::path cases() {
-  const char* folder = std::getenv("GDN_HF_CASES");
-  return folder ? folder : "";
-}
-
 void check_logits(const char* name, const char* stack, std::int64_t prefill) {
-  const std::filesystem::path folder = cases() / name;
+  const std::filesystem::path folder = test::hf_cases() / name;
   config::ModelProfile profile = config::Profiles().model(folder.string());
   profile.run.stack = stack;
   profile.run.dtype = DType::FP32;
@@ -68,12 +61,4 @@ TEST_CASE("decode: the logits of transformers, Qwen3.5 dense") {
 TEST_CASE("decode: the logits of transformers, Qwen3-Next") {
   check_logits("next-moe", "native", 20);
   check_logits("next-moe", "megatron", 1);
-}
-
-int main(int argc, char** argv) {
-  if (cases().empty() || !std::filesystem::is_directory(cases())) {
-    std::puts("skipped: GDN_HF_CASES names no folder");
-    return 77;
-  }
-  return doctest::Context(argc, argv).run();
 }
