@@ -69,6 +69,9 @@ Dims Dims::of(const config::Model& model, const config::Run& run) {
   d.tokens_sp = d.sp ? d.tokens / p.tp : d.tokens;
   d.attention_keys = run.seq;
   d.chunks = d.batch * ceil_div(d.seq, 64);
+  if (run.max_documents && !run.settings.packed && run.documents.empty())
+    throw Error(ErrorCode::Config, fmt::format("max_documents = {}: the micro-batches are not packed", *run.max_documents),
+                "it bounds the documents of a packed micro-batch: set packed = true or document_lengths, or leave it out");
   d.sequences = most_sequences(run);
   if (!run.documents.empty()) pack(run, d);
   d.hidden = model.hidden;

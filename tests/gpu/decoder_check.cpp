@@ -143,6 +143,7 @@ void check_attention(const Case& c) {
   expect(std::memcmp(got.data(), o.download().data(), got.size() * 2) == 0, "tokens alone");
   expect(o.guard_intact() && lse.guard_intact() && cache.keys.guard_intact() && cache.values.guard_intact(), "guards");
   std::printf("\n");
+  std::fflush(stdout); // under a checker a case takes long
 }
 
 void check_attention() {

@@ -83,6 +83,8 @@ TEST_CASE("packed documents: chunks start anew, attention reads its own document
   CHECK(packed.dims().chunks == 32 + 20 * 2 + 2); // ceil(2000/64), ceil(100/64), ceil(96/64)
   CHECK(packed.dims().attention_keys == (2000 * 2000 + 20 * 100 * 100 + 96 * 96 + 4095) / 4096);
   CHECK_THROWS_AS(Mode("qwen3.5-35b-a3b", {{"seq_length", "4096"}, {"document_lengths", "[4000]"}}).dims(), Error);
+  CHECK_THROWS_AS(Mode("qwen3.5-35b-a3b", {{"max_documents", "8"}}).dims(), Error); // of what is not packed
+  CHECK(Mode("qwen3.5-35b-a3b", {{"max_documents", "8"}, {"packed", "true"}}).dims().sequences == 8);
 }
 
 TEST_CASE("packed documents under context parallelism: zig-zag is even, a contiguous cut has a busiest rank") {

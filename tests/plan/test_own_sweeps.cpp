@@ -63,7 +63,7 @@ void check(const std::string& file, const std::string& example, const std::strin
   CHECK(a.mean < 0.05);
   CHECK(a.worst < 0.08);
   CHECK(a.pairs > 1000);
-  CHECK(static_cast<double>(a.ordered) > 0.995 * static_cast<double>(a.pairs));
+  CHECK(static_cast<double>(a.ordered) > 0.999 * static_cast<double>(a.pairs));
 }
 
 } // namespace

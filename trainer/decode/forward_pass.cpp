@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "model/stack_lists.h"
+#include "trainer/decode/states.h"
 
 namespace gdn::trainer {
 
