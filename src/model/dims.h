@@ -21,6 +21,8 @@ struct Dims {
   std::int64_t routed_rows; // T': rows entering the experts' FC1 on this rank (planned value)
   DType dtype;
 
+  // Throws Error{Config} where document_lengths do not fill seq_length or are more than max_documents, and where
+  // max_documents is given for a run that is not packed.
   static Dims of(const config::Model& model, const config::Run& run);
 };
 

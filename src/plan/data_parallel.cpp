@@ -9,7 +9,7 @@ using model::Group;
 
 namespace {
 
-struct GradBuffer { // of dense or of expert parameters
+struct ParameterBuffer { // of dense or of expert parameters
   Group group;
   std::int64_t ranks;
   model::StateBytes bytes;
@@ -18,7 +18,7 @@ struct GradBuffer { // of dense or of expert parameters
 
 // Seconds of what unit i completes; `forward`: the first unit of a bucket waits for it, else the last one sends it.
 // `least`: elements that close a bucket of the first chunk, 0 where that chunk too is one bucket.
-void add_buckets(std::vector<Seconds>& transfers, const cost::CostModel& cost, const std::vector<UnitState>& units, const GradBuffer& b,
+void add_buckets(std::vector<Seconds>& transfers, const cost::CostModel& cost, const std::vector<UnitState>& units, const ParameterBuffer& b,
                  CollectiveKind kind, Bytes bytes, std::int64_t least, bool forward) {
   std::int64_t all = 0;
   for (const UnitState& u : units) all += u.*b.elements;
@@ -42,12 +42,12 @@ void add_buckets(std::vector<Seconds>& transfers, const cost::CostModel& cost, c
 DataParallelTime data_parallel_time(const cost::CostModel& cost, const config::Run& run, const model::StaticState& state,
                                     std::int64_t rank, const std::vector<UnitState>& units) {
   const config::Parallel& p = run.parallel;
-  const GradBuffer buffers[] = {{Group::Dp, p.dp() * p.cp, state.dense, &UnitState::dense}, {Group::Edp, p.edp(), state.expert, &UnitState::expert}};
+  const ParameterBuffer buffers[] = {{Group::Dp, p.dp() * p.cp, state.dense, &UnitState::dense}, {Group::Edp, p.edp(), state.expert, &UnitState::expert}};
   const CollectiveKind reduction = run.optimizer.distributed ? CollectiveKind::ReduceScatter : CollectiveKind::AllReduce;
   const std::int64_t least = rank > 0 ? 0 : std::max<std::int64_t>(40'000'000, 1'000'000 * p.dp() * p.cp);
   std::vector<Seconds> reduced(units.size()), gathered(units.size()), backward, forward;
   DataParallelTime out;
-  for (const GradBuffer& b : buffers) {
+  for (const ParameterBuffer& b : buffers) {
     if (run.overlap.gradients) add_buckets(reduced, cost, units, b, reduction, b.bytes.gradients, least, false);
     else out.reduced += cost.seconds(model::Collective{reduction, b.group, b.ranks, b.bytes.gradients});
     if (!run.optimizer.distributed) continue;

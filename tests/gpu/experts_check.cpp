@@ -276,6 +276,7 @@ void check_sorts(bool quick) {
   check_sort("one slot", 1, 1, 1, 0, -1);
   check_sort("37 x 3", 37, 3, 5, 0, -1);
   check_sort("capacity above", 500, 2, 64, 1000, -1);
+  check_sort("small capacity", 300, 2, 8, 50, 3);
   check_sort("3001 x 10 of 1024", 3001, 10, 1024, 0, -1);
   if (!quick) {
     check_sort("8192 x 8 of 256", 8192, 8, 256, 0, -1);

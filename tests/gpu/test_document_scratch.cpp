@@ -92,8 +92,9 @@ TEST_CASE("documents: the bound of a packed run") {
   CHECK_THROWS_WITH_AS(model::Dims::of(small_model(), listed), doctest::Contains("document_lengths lists 22 documents, max_documents is 21"), Error);
   config::Run plain;
   plain.micro_batch = 3;
-  plain.max_documents = 50; // of packed runs
   CHECK(model::most_sequences(plain) == 3);
+  plain.max_documents = 50;
+  CHECK_THROWS_WITH_AS(model::Dims::of(small_model(), plain), doctest::Contains("max_documents = 50: the micro-batches are not packed"), Error);
 }
 
 TEST_CASE("documents: any number up to the bound fits the scratch that was planned, in every layer of both stacks") {

@@ -11,11 +11,11 @@ using namespace gdn;
 
 namespace {
 
-struct Explained {
+struct ExplainCase {
   config::ModelProfile profile;
   config::Hardware hardware = config::Profiles().hardware("h200");
 
-  explicit Explained(const char* model, std::vector<config::Setting> settings = {}) : profile(config::Profiles().model(model, settings)) {}
+  explicit ExplainCase(const char* model, std::vector<config::Setting> settings = {}) : profile(config::Profiles().model(model, settings)) {}
   plan::Estimate price(const plan::Setting& s) const { return plan::Estimator(profile.model, profile.run, hardware).evaluate(s); }
 };
 
@@ -35,7 +35,7 @@ const plan::Candidate& find(const plan::Plan& p, const char* setting) {
 } // namespace
 
 TEST_CASE("more modules may need more: the planner prefers the smaller set") {
-  const Explained c("tiny");
+  const ExplainCase c("tiny");
   const plan::Estimate fewer = c.price(of_modules({"moe"})), more = c.price(of_modules({"moe", "moe_act"}));
   REQUIRE(more.peak_bytes > fewer.peak_bytes);
   REQUIRE(more.step_seconds >= fewer.step_seconds);
@@ -51,7 +51,7 @@ TEST_CASE("more modules may need more: the planner prefers the smaller set") {
 }
 
 TEST_CASE("explain says what each module frees, alone and on top of the others, as pricing them says") {
-  const Explained c("qwen3.5-35b-a3b");
+  const ExplainCase c("qwen3.5-35b-a3b");
   const plan::Setting setting = of_modules({"core_attn", "moe_act", "gdn_norm_out"});
   const plan::Explanation x = plan::explain(c.profile.model, c.profile.run, c.hardware, setting);
   const plan::Estimate none = c.price({}), with = c.price(setting);
@@ -73,7 +73,7 @@ TEST_CASE("explain says what each module frees, alone and on top of the others, 
 }
 
 TEST_CASE("levers lower the peak by what they say, most first; a nested module is named") {
-  const Explained c("qwen3.5-35b-a3b");
+  const ExplainCase c("qwen3.5-35b-a3b");
   const plan::Explanation x = plan::explain(c.profile.model, c.profile.run, c.hardware, of_modules({"moe", "moe_act"}));
   REQUIRE(x.levers.size() >= 4);
   for (size_t i = 0; i < x.levers.size(); ++i) {
@@ -88,7 +88,7 @@ TEST_CASE("levers lower the peak by what they say, most first; a nested module i
 }
 
 TEST_CASE("explore: the cheap ops between in_proj and the rule beat gdn_qkv, which replays a GEMM") {
-  const Explained c("qwen3.5-35b-a3b", {{"recompute_modules", "[]"}});
+  const ExplainCase c("qwen3.5-35b-a3b", {{"recompute_modules", "[]"}});
   const plan::Exploration x = plan::explore(c.profile.model, c.profile.run, c.hardware);
   auto span = [&](const char* text) -> const plan::ExploredSpan& {
     auto it = std::find_if(x.spans.begin(), x.spans.end(), [&](const plan::ExploredSpan& s) { return s.text() == text; });
@@ -124,7 +124,7 @@ TEST_CASE("explore: the cheap ops between in_proj and the rule beat gdn_qkv, whi
 }
 
 TEST_CASE("stack native offers by name what comes close to the best find of its exploration") {
-  const Explained c("qwen3.5-35b-a3b", {{"stack", "native"}, {"recompute_modules", "[]"}});
+  const ExplainCase c("qwen3.5-35b-a3b", {{"stack", "native"}, {"recompute_modules", "[]"}});
   const plan::Exploration x = plan::explore(c.profile.model, c.profile.run, c.hardware);
   REQUIRE(!x.spans.empty());
   CHECK(x.spans.front().text() == "rule..out_proj");
@@ -136,7 +136,7 @@ TEST_CASE("stack native offers by name what comes close to the best find of its 
 
 TEST_CASE("the timeline peaks where the estimate says, at what it says, and never above") {
   for (const char* pipeline : {"1", "4"}) {
-    const Explained c("qwen3.5-35b-a3b", {{"pipeline_model_parallel_size", pipeline}, {"gpus", "16"}, {"expert_model_parallel_size", "4"}});
+    const ExplainCase c("qwen3.5-35b-a3b", {{"pipeline_model_parallel_size", pipeline}, {"gpus", "16"}, {"expert_model_parallel_size", "4"}});
     plan::Estimator estimator(c.profile.model, c.profile.run, c.hardware);
     const plan::Estimate e = estimator.evaluate(of_modules({"gdn_qkv"}));
     const plan::Timeline t = plan::timeline(estimator, e, c.profile.model, c.profile.run, 200);

@@ -15,11 +15,11 @@ using namespace gdn;
 // Modes of a run beyond the plain step: each against a count by hand or a published rule.
 namespace {
 
-struct Mode {
+struct ModeCase {
   config::ModelProfile profile;
   config::Hardware hardware;
 
-  Mode(const char* model, std::vector<config::Setting> settings)
+  ModeCase(const char* model, std::vector<config::Setting> settings)
       : profile(config::Profiles().model(model, settings)), hardware(config::Profiles().hardware(profile.hardware)) {}
   model::Dims dims() const { return model::Dims::of(profile.model, profile.run); }
   plan::Estimate estimate() const {
@@ -44,7 +44,7 @@ TEST_CASE("routing: balanced, a factor, a quantile of a histogram, the worst cas
   auto rows = [&](const std::string& imbalance) {
     std::vector<config::Setting> s = ep;
     s.push_back({"moe_imbalance", imbalance});
-    return Mode("qwen3.5-35b-a3b", s).dims().routed_rows;
+    return ModeCase("qwen3.5-35b-a3b", s).dims().routed_rows;
   };
   CHECK(rows("1") == 4096 * 8);
   CHECK(rows("1.5") == 4096 * 12);
@@ -62,7 +62,7 @@ TEST_CASE("routing: balanced, a factor, a quantile of a histogram, the worst cas
 
 TEST_CASE("routing: with moe recomputed, imbalance costs one layer's rows, not all layers'") {
   auto peak = [](const char* imbalance, const char* modules) {
-    return Mode("qwen3.5-35b-a3b", {{"moe_imbalance", imbalance}, {"recompute_granularity", "selective"}, {"recompute_modules", modules},
+    return ModeCase("qwen3.5-35b-a3b", {{"moe_imbalance", imbalance}, {"recompute_granularity", "selective"}, {"recompute_modules", modules},
                                     {"micro_batch_size", "4"}, {"cross_entropy_fusion_impl", "linear"}, {"loss_chunk_size", "1024"}})
         .estimate().peak_bytes;
   };
@@ -73,44 +73,44 @@ TEST_CASE("routing: with moe recomputed, imbalance costs one layer's rows, not a
 
 TEST_CASE("capacity padding: rows are exact at capacity x local experts x ranks") {
   // 4,096 tokens x 8 / 256 experts x 1.25 = 160 rows an expert and rank; 32 local experts, 8 ranks.
-  CHECK(Mode("qwen3.5-35b-a3b", {{"moe_expert_capacity_factor", "1.25"}}).dims().routed_rows == 160 * 32 * 8);
+  CHECK(ModeCase("qwen3.5-35b-a3b", {{"moe_expert_capacity_factor", "1.25"}}).dims().routed_rows == 160 * 32 * 8);
 }
 
 TEST_CASE("packed documents: chunks start anew, attention reads its own document only") {
-  const Mode whole("qwen3.5-35b-a3b", {{"seq_length", "4096"}});
-  const Mode packed("qwen3.5-35b-a3b", {{"seq_length", "4096"}, {"document_lengths", "[2000, 100x20, 96]"}});
+  const ModeCase whole("qwen3.5-35b-a3b", {{"seq_length", "4096"}});
+  const ModeCase packed("qwen3.5-35b-a3b", {{"seq_length", "4096"}, {"document_lengths", "[2000, 100x20, 96]"}});
   CHECK(whole.dims().chunks == 64);
   CHECK(packed.dims().chunks == 32 + 20 * 2 + 2); // ceil(2000/64), ceil(100/64), ceil(96/64)
   CHECK(packed.dims().attention_keys == (2000 * 2000 + 20 * 100 * 100 + 96 * 96 + 4095) / 4096);
-  CHECK_THROWS_AS(Mode("qwen3.5-35b-a3b", {{"seq_length", "4096"}, {"document_lengths", "[4000]"}}).dims(), Error);
-  CHECK_THROWS_AS(Mode("qwen3.5-35b-a3b", {{"max_documents", "8"}}).dims(), Error); // of what is not packed
-  CHECK(Mode("qwen3.5-35b-a3b", {{"max_documents", "8"}, {"packed", "true"}}).dims().sequences == 8);
+  CHECK_THROWS_AS(ModeCase("qwen3.5-35b-a3b", {{"seq_length", "4096"}, {"document_lengths", "[4000]"}}).dims(), Error);
+  CHECK_THROWS_AS(ModeCase("qwen3.5-35b-a3b", {{"max_documents", "8"}}).dims(), Error); // of what is not packed
+  CHECK(ModeCase("qwen3.5-35b-a3b", {{"max_documents", "8"}, {"packed", "true"}}).dims().sequences == 8);
 }
 
 TEST_CASE("packed documents under context parallelism: zig-zag is even, a contiguous cut has a busiest rank") {
   const std::vector<config::Setting> base{{"gpus", "8"}, {"context_parallel_size", "2"}, {"expert_model_parallel_size", "4"},
                                           {"seq_length", "4096"}, {"document_lengths", "[3072, 1024]"}};
-  CHECK(Mode("qwen3.5-35b-a3b", base).dims().attention_keys == (3072 * 3072 + 1024 * 1024) / 4096);
+  CHECK(ModeCase("qwen3.5-35b-a3b", base).dims().attention_keys == (3072 * 3072 + 1024 * 1024) / 4096);
   std::vector<config::Setting> cut = base;
   cut.push_back({"settings.cp_partition", "contiguous"});
   // Rank 0 reads 2048^2 / 2 pairs, rank 1 (3072^2 - 2048^2) / 2 + 1024^2 / 2: the busiest, of 2,048 tokens.
-  CHECK(Mode("qwen3.5-35b-a3b", cut).dims().attention_keys == (3072 * 3072 - 2048 * 2048 + 1024 * 1024) / 2048);
+  CHECK(ModeCase("qwen3.5-35b-a3b", cut).dims().attention_keys == (3072 * 3072 - 2048 * 2048 + 1024 * 1024) / 2048);
 }
 
 TEST_CASE("LoRA: r (in + out) parameters a linear train, nothing else has gradients or optimizer state") {
-  const Mode c("llama3-70b", one_gpu({{"lora_rank", "16"}}));
+  const ModeCase c("llama3-70b", one_gpu({{"lora_rank", "16"}}));
   const model::StaticState s = model::static_state(c.profile.model, c.profile.run, 0);
   // qkv 8192 -> 10240, proj 8192 -> 8192, fc1 8192 -> 57344, fc2 28672 -> 8192.
   const std::int64_t adapters = 12 * 16 * (8192 + 10240 + 8192 + 8192 + 8192 + 57344 + 28672 + 8192);
   CHECK(s.dense.gradients == 4 * adapters);
   CHECK(s.dense.optimizer == 12 * adapters);
-  const Mode full("llama3-70b", one_gpu());
+  const ModeCase full("llama3-70b", one_gpu());
   CHECK(s.dense.parameters == model::static_state(full.profile.model, full.profile.run, 0).dense.parameters + 2 * adapters);
 }
 
 TEST_CASE("LoRA: inputs whose only reader was a frozen weight's gradient are not kept") {
   auto retained = [](std::vector<config::Setting> more) {
-    const Mode c("llama3-70b", one_gpu(std::move(more)));
+    const ModeCase c("llama3-70b", one_gpu(std::move(more)));
     plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
     return e.layers(plan::Setting::of(c.profile.run))[1].retained / 4096;
   };
@@ -124,7 +124,7 @@ TEST_CASE("LoRA: inputs whose only reader was a frozen weight's gradient are not
 
 TEST_CASE("LoRA under sequence parallelism: the adapter keeps the gathered input") {
   auto retained = [](const char* targets) {
-    const Mode c("llama3-70b", {{"num_hidden_layers", "12"}, {"gpus", "4"}, {"tensor_model_parallel_size", "4"}, {"pipeline_model_parallel_size", "1"},
+    const ModeCase c("llama3-70b", {{"num_hidden_layers", "12"}, {"gpus", "4"}, {"tensor_model_parallel_size", "4"}, {"pipeline_model_parallel_size", "1"},
                                 {"virtual_pipeline_model_parallel_size", "1"}, {"global_batch_size", "1"}, {"lora_rank", "16"}, {"lora_targets", targets}});
     plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
     return e.layers(plan::Setting::of(c.profile.run))[1].retained;
@@ -135,7 +135,7 @@ TEST_CASE("LoRA under sequence parallelism: the adapter keeps the gathered input
 
 TEST_CASE("frozen weights in 8 and 4 bits: linear weights shrink, everything else stays") {
   auto parameters = [](const char* bits) {
-    const Mode c("llama3-70b", one_gpu({{"lora_rank", "16"}, {"frozen_weight_bits", bits}}));
+    const ModeCase c("llama3-70b", one_gpu({{"lora_rank", "16"}, {"frozen_weight_bits", bits}}));
     return model::static_state(c.profile.model, c.profile.run, 0).dense.parameters;
   };
   const std::int64_t linears = std::int64_t{12} * 8192 * (10240 + 8192 + 57344 + 28672);
@@ -145,7 +145,7 @@ TEST_CASE("frozen weights in 8 and 4 bits: linear weights shrink, everything els
 }
 
 TEST_CASE("optimizer on the host: the share leaves the device, with an fp32 copy of its gradients") {
-  const Mode plain("llama3-70b", one_gpu()), half("llama3-70b", one_gpu({{"optimizer_offload_fraction", "0.5"}}));
+  const ModeCase plain("llama3-70b", one_gpu()), half("llama3-70b", one_gpu({{"optimizer_offload_fraction", "0.5"}}));
   const model::StaticState a = model::static_state(plain.profile.model, plain.profile.run, 0);
   const model::StaticState b = model::static_state(half.profile.model, half.profile.run, 0);
   CHECK(a.dense.optimizer - b.dense.optimizer == a.dense.optimizer / 2);
@@ -155,7 +155,7 @@ TEST_CASE("optimizer on the host: the share leaves the device, with an fp32 copy
 
 TEST_CASE("precision-aware optimizer and bf16 gradients: bytes a parameter by Megatron's table") {
   // 2 + g + m + a1 + a2 with g 2, remainders 2, moments 1 and 2.
-  const Mode c("llama3-70b", one_gpu({{"use_precision_aware_optimizer", "true"}, {"main_grads_dtype", "bf16"}, {"main_params_dtype", "bf16"},
+  const ModeCase c("llama3-70b", one_gpu({{"use_precision_aware_optimizer", "true"}, {"main_grads_dtype", "bf16"}, {"main_params_dtype", "bf16"},
                                       {"exp_avg_dtype", "fp8"}, {"exp_avg_sq_dtype", "bf16"}}));
   const model::StaticState s = model::static_state(c.profile.model, c.profile.run, 0);
   CHECK(s.dense.gradients == s.dense.parameters);
@@ -163,7 +163,7 @@ TEST_CASE("precision-aware optimizer and bf16 gradients: bytes a parameter by Me
 }
 
 TEST_CASE("activation offload: the bytes leave the device between the passes and cross the link twice") {
-  const Mode plain("llama3-70b", one_gpu()), off("llama3-70b", one_gpu({{"cpu_offloading", "true"}, {"cpu_offloading_num_layers", "4"}}));
+  const ModeCase plain("llama3-70b", one_gpu()), off("llama3-70b", one_gpu({{"cpu_offloading", "true"}, {"cpu_offloading_num_layers", "4"}}));
   const plan::Estimate a = plain.estimate(), b = off.estimate();
   const plan::RankEstimate &ra = a.worst_rank(), &rb = b.worst_rank();
   CHECK(rb.offloaded > 0);
@@ -179,14 +179,14 @@ TEST_CASE("activation offload: the bytes leave the device between the passes and
 
 TEST_CASE("fine-grained offload: the inputs of named modules, above a size") {
   const std::vector<config::Setting> on{{"fine_grained_activation_offloading", "true"}, {"offload_modules", "[moe_act]"}};
-  const Mode c("qwen3.5-35b-a3b", on);
+  const ModeCase c("qwen3.5-35b-a3b", on);
   // FC1's output: 2 x 512 columns of 8 rows a token in each of 40 layers; the probabilities are too small.
   CHECK(c.estimate().worst_rank().offloaded == Bytes{40} * 4096 * 8 * 1024 * 2);
 }
 
 TEST_CASE("fp8 and fp4: linears keep a quantised input, by recipe") {
   auto retained = [](const char* key, const char* value) {
-    const Mode c("llama3-70b", one_gpu({{key, value}}));
+    const ModeCase c("llama3-70b", one_gpu({{key, value}}));
     plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
     return e.layers(plan::Setting::of(c.profile.run))[1].retained;
   };
@@ -200,7 +200,7 @@ TEST_CASE("fp8 and fp4: linears keep a quantised input, by recipe") {
 }
 
 TEST_CASE("fp8: weights are held quantised, and sizes that a recipe refuses are named with their multiple") {
-  const Mode c("llama3-70b", one_gpu({{"fp8_recipe", "mxfp8"}}));
+  const ModeCase c("llama3-70b", one_gpu({{"fp8_recipe", "mxfp8"}}));
   const std::int64_t linears = std::int64_t{12} * 8192 * (10240 + 8192 + 57344 + 28672);
   Bytes weights = 0;
   const plan::Estimate estimate = c.estimate();
@@ -223,7 +223,7 @@ TEST_CASE("the simulated reserve holds what the mode leaves on the device") {
   for (const std::vector<config::Setting>& more : std::vector<std::vector<config::Setting>>{
            {}, {{"lora_rank", "16"}, {"frozen_weight_bits", "4"}}, {{"optimizer_offload_fraction", "0.5"}}, {{"expandable_segments", "true"}},
            {{"cpu_offloading", "true"}, {"cpu_offloading_num_layers", "4"}}}) {
-    const Mode c("llama3-70b", one_gpu(more));
+    const ModeCase c("llama3-70b", one_gpu(more));
     if (!more.empty()) CAPTURE(more[0].key);
     plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
     const plan::Estimate x = e.evaluate({});
@@ -271,7 +271,7 @@ TEST_CASE("every gap of measurement is named, and widens the band") {
 }
 
 TEST_CASE("replays by module and layer kind add up to the recompute time of the step") {
-  const Mode c("qwen3.5-35b-a3b", {{"recompute_granularity", "selective"}, {"recompute_modules", "[gdn_qkv, core_attn, moe_act]"}});
+  const ModeCase c("qwen3.5-35b-a3b", {{"recompute_granularity", "selective"}, {"recompute_modules", "[gdn_qkv, core_attn, moe_act]"}});
   plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
   const plan::Setting s = plan::Setting::of(c.profile.run);
   const plan::Estimate x = e.evaluate(s);

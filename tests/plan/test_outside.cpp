@@ -8,11 +8,11 @@ using namespace gdn;
 // Memory outside the tensors: communicators that a layout creates, by channel; CUDA graphs.
 namespace {
 
-struct Outside {
+struct OutsideCase {
   config::ModelProfile profile;
   config::Hardware hardware = config::Profiles().hardware("h100");
 
-  Outside(const char* model, std::vector<config::Setting> settings) : profile(config::Profiles().model(model, settings)) {}
+  OutsideCase(const char* model, std::vector<config::Setting> settings) : profile(config::Profiles().model(model, settings)) {}
   std::vector<plan::Communicator> groups() const { return plan::communicators(profile.model, profile.run); }
   // Bytes of the rows whose name holds `text`.
   Bytes bytes(const std::string& text) const {
@@ -39,7 +39,7 @@ constexpr Bytes kPool = Bytes{512} * 1024 * 1024;     // nccl#2363
 } // namespace
 
 TEST_CASE("one GPU has no communicator") {
-  const Outside c("qwen3.5-35b-a3b", {{"gpus", "1"}, {"expert_model_parallel_size", "1"}});
+  const OutsideCase c("qwen3.5-35b-a3b", {{"gpus", "1"}, {"expert_model_parallel_size", "1"}});
   CHECK(c.groups().empty());
   CHECK(c.bytes("NCCL") == 0);
   CHECK(c.bytes("context") == kGiB);
@@ -59,7 +59,7 @@ TEST_CASE("a provider's own row stands in place of anyone's of the same name") {
 }
 
 TEST_CASE("each group of the layout with its ranks: rings by channels, pairwise exchange by channels and peers") {
-  const Outside c("qwen3.5-35b-a3b", {{"gpus", "32"}, {"tensor_model_parallel_size", "2"}, {"sequence_parallel", "true"}, {"context_parallel_size", "2"},
+  const OutsideCase c("qwen3.5-35b-a3b", {{"gpus", "32"}, {"tensor_model_parallel_size", "2"}, {"sequence_parallel", "true"}, {"context_parallel_size", "2"},
                                    {"pipeline_model_parallel_size", "2"}, {"expert_model_parallel_size", "4"}, {"expert_tensor_parallel_size", "2"}});
   const std::vector<std::pair<const char*, std::int64_t>> expected{
       {"all ranks", 32}, {"tensor parallel", 2}, {"context parallel", 2}, {"data parallel", 8}, {"expert parallel", 4},
@@ -78,7 +78,7 @@ TEST_CASE("each group of the layout with its ranks: rings by channels, pairwise 
 }
 
 TEST_CASE("experts over two nodes: 7 peers by NVLink, one pool for those of the other node") {
-  const Outside c("qwen3.5-35b-a3b", {{"gpus", "16"}, {"expert_model_parallel_size", "16"}});
+  const OutsideCase c("qwen3.5-35b-a3b", {{"gpus", "16"}, {"expert_model_parallel_size", "16"}});
   CHECK(c.bytes("NCCL, expert parallel") == 7 * kPeer + kPool);
 }
 
@@ -88,13 +88,13 @@ TEST_CASE("near is who shares a node, whatever the group's size") {
   auto experts = [&](const char* etp) {
     std::vector<config::Setting> s = tp8;
     s.push_back({"expert_tensor_parallel_size", etp});
-    return Outside("qwen3.5-35b-a3b", s).bytes("NCCL, expert parallel");
+    return OutsideCase("qwen3.5-35b-a3b", s).bytes("NCCL, expert parallel");
   };
   CHECK(experts("8") == kPool);
   CHECK(experts("4") == kPeer + kPool);
   CHECK(experts("1") == 7 * kPeer);
   auto pipeline = [](const char* gpus) { // 8 stages
-    return Outside("qwen3.5-35b-a3b", {{"gpus", gpus}, {"pipeline_model_parallel_size", "8"}, {"expert_model_parallel_size", "1"}}).bytes("NCCL, pipeline parallel");
+    return OutsideCase("qwen3.5-35b-a3b", {{"gpus", gpus}, {"pipeline_model_parallel_size", "8"}, {"expert_model_parallel_size", "1"}}).bytes("NCCL, pipeline parallel");
   };
   CHECK(pipeline("8") == 2 * kPeer);       // stages of one GPU: both neighbours in the node
   CHECK(pipeline("32") == kPeer + kPool);  // two stages a node
@@ -103,7 +103,7 @@ TEST_CASE("near is who shares a node, whatever the group's size") {
 
 TEST_CASE("attention's exchange under context parallelism decides who is a peer") {
   auto peers = [](const char* type) {
-    const Outside c("llama3-70b", {{"gpus", "8"}, {"tensor_model_parallel_size", "1"}, {"sequence_parallel", "false"}, {"pipeline_model_parallel_size", "1"},
+    const OutsideCase c("llama3-70b", {{"gpus", "8"}, {"tensor_model_parallel_size", "1"}, {"sequence_parallel", "false"}, {"pipeline_model_parallel_size", "1"},
                                 {"virtual_pipeline_model_parallel_size", "1"}, {"context_parallel_size", "8"}, {"cp_comm_type", type}});
     return c.bytes("NCCL, context parallel");
   };
@@ -115,7 +115,7 @@ TEST_CASE("attention's exchange under context parallelism decides who is a peer"
 TEST_CASE("CUDA graphs: inputs by layers and micro-batches in flight, launches by micro-batches where PP > 1") {
   auto rows = [](std::vector<config::Setting> more) {
     more.push_back({"cuda_graph_scope", "[attn]"});
-    const Outside c("qwen3.5-35b-a3b", std::move(more));
+    const OutsideCase c("qwen3.5-35b-a3b", std::move(more));
     plan::Estimator e(c.profile.model, c.profile.run, c.hardware);
     std::pair<Bytes, std::string> out{0, ""};
     const plan::Estimate estimate = e.evaluate({});

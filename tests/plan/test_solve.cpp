@@ -11,11 +11,11 @@ using namespace gdn;
 
 namespace {
 
-struct Solved {
+struct SolveCase {
   config::ModelProfile profile;
   config::Hardware hardware = config::Profiles().hardware("h100");
 
-  explicit Solved(const char* model, std::vector<config::Setting> settings = {}) : profile(config::Profiles().model(model, settings)) {}
+  explicit SolveCase(const char* model, std::vector<config::Setting> settings = {}) : profile(config::Profiles().model(model, settings)) {}
 
   // Fits under some setting that `freedom` allows; independent of the solver.
   bool fits(config::Run run, plan::Freedom freedom, Bytes budget) const {
@@ -39,7 +39,7 @@ constexpr plan::Freedom kBoth[] = {plan::Freedom::Setting, plan::Freedom::Plan};
 } // namespace
 
 TEST_CASE("the longest sequence is the one that trying every length finds") {
-  const Solved c("tiny");
+  const SolveCase c("tiny");
   const Bytes budget = plan::Estimator(c.profile.model, c.profile.run, c.hardware).evaluate({}).total_bytes + 8 * kMiB;
   for (plan::Freedom freedom : kBoth) {
     const plan::Solved s = c.solve(plan::Unknown::Seq, freedom, budget, 256);
@@ -60,7 +60,7 @@ TEST_CASE("the longest sequence is the one that trying every length finds") {
 
 TEST_CASE("no tensor of a layer shrinks with a longer sequence: what the sequence bound rests on") {
   for (const char* model : {"tiny", "qwen3.5-35b-a3b", "qwen3.5-27b"}) {
-    const Solved c(model);
+    const SolveCase c(model);
     config::Run run = c.profile.run;
     for (std::int64_t i : {std::int64_t{0}, c.profile.model.layers() - 1}) {
       std::vector<model::Storage> last;
@@ -77,7 +77,7 @@ TEST_CASE("no tensor of a layer shrinks with a longer sequence: what the sequenc
 }
 
 TEST_CASE("the largest micro-batch and the fewest GPUs are those that trying every one finds") {
-  const Solved c("qwen3.5-35b-a3b");
+  const SolveCase c("qwen3.5-35b-a3b");
   const Bytes budget = c.hardware.memory;
   for (plan::Freedom freedom : kBoth) {
     std::int64_t largest = 0, fewest = 0;
@@ -101,7 +101,7 @@ TEST_CASE("the largest micro-batch and the fewest GPUs are those that trying eve
 }
 
 TEST_CASE("the least budget fits, and one byte less does not") {
-  const Solved c("tiny", {{"gpus", "2"}});
+  const SolveCase c("tiny", {{"gpus", "2"}});
   for (plan::Freedom freedom : {plan::Freedom::Setting, plan::Freedom::Plan, plan::Freedom::Search}) {
     const plan::Solved s = c.solve(plan::Unknown::Budget, freedom, kGiB);
     REQUIRE(s.solution);
@@ -117,7 +117,7 @@ TEST_CASE("the least budget fits, and one byte less does not") {
 }
 
 TEST_CASE("search solves for GPUs and the micro-batch over every layout") {
-  const Solved c("tiny", {{"gpus", "2"}});
+  const SolveCase c("tiny", {{"gpus", "2"}});
   const plan::Solved gpus = c.solve(plan::Unknown::Gpus, plan::Freedom::Search, c.hardware.memory);
   REQUIRE(gpus.solution);
   CHECK(gpus.solution->value == 1);
@@ -127,7 +127,7 @@ TEST_CASE("search solves for GPUs and the micro-batch over every layout") {
 }
 
 TEST_CASE("search solves for the sequence between two powers of two") {
-  const Solved c("tiny", {{"gpus", "2"}});
+  const SolveCase c("tiny", {{"gpus", "2"}});
   auto fits = [&](std::int64_t seq, Bytes budget) {
     config::Run r = c.profile.run;
     r.seq = seq;
@@ -148,7 +148,7 @@ TEST_CASE("search solves for the sequence between two powers of two") {
 }
 
 TEST_CASE("a search for the sequence that ends at its longest length says so, and nothing of a longer one") {
-  const Solved c("tiny", {{"gpus", "1"}, {"global_batch_size", "1"}, {"micro_batch_size", "1"}});
+  const SolveCase c("tiny", {{"gpus", "1"}, {"global_batch_size", "1"}, {"micro_batch_size", "1"}});
   const plan::Solved s = c.solve(plan::Unknown::Seq, plan::Freedom::Search, Bytes{1} << 50);
   REQUIRE(s.solution);
   CHECK(s.solution->value == 1 << 24);

@@ -17,14 +17,6 @@ config::Model qwen35_35b() {
   return m; // GdnShape's defaults are the reference shape
 }
 
-config::Run gpu_of_revision(std::string revision) {
-  config::Run run;
-  run.seq = 8192;
-  run.build = config::Build::Local;
-  run.revision = Revision::parse(revision);
-  return run;
-}
-
 program::Levels module_levels(const config::Model& model, const config::Run& run, std::vector<std::string> modules) {
   model::Dims d = model::Dims::of(model, run);
   model::Builder b("gdn");
@@ -57,7 +49,7 @@ TEST_CASE("one GDN module of Megatron-LM, build local, measured on an H200") {
   for (const Row& row : rows) {
     CAPTURE(row.revision);
     CAPTURE(row.modules.size());
-    program::Levels l = module_levels(qwen35_35b(), gpu_of_revision(row.revision), row.modules);
+    program::Levels l = module_levels(qwen35_35b(), one_gpu(config::Build::Local, row.revision), row.modules);
     CHECK(l.retained - 2 * 2048 * 8192 == row.retained * 8192); // beyond the input x
     CHECK(mib(l.forward.bytes) == doctest::Approx(row.forward).epsilon(1e-9));
     CHECK(mib(std::max(l.backward.bytes, l.replay.bytes)) == doctest::Approx(row.backward).epsilon(1e-9));

@@ -1,7 +1,5 @@
 #define DOCTEST_CONFIG_IMPLEMENT
-#include <doctest/doctest.h>
-
-#include <cstdio>
+#include "tests/run_cases.h"
 
 #include "tests/trainer/hf_cases.h"
 
@@ -11,5 +9,5 @@ int main(int argc, char** argv) {
     std::puts("skipped: GDN_HF_CASES names no folder");
     return 77;
   }
-  return doctest::Context(argc, argv).run();
+  return gdn::test::run_cases(argc, argv);
 }

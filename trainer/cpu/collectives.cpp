@@ -17,6 +17,15 @@ void copy_view(const View& from, const GradView& to) {
   with_type(from.dtype, [&]<class T>() { reference::copy<T>(mat<T>(from), grad<T>(to)); });
 }
 
+View rows_of(const View& v, std::int64_t first, std::int64_t rows) {
+  return {v.data + first * v.stride * size_of(v.dtype), v.dtype, rows, v.cols, v.stride};
+}
+
+std::span<std::int64_t> ids_of(const View& v) {
+  mat<std::int64_t>(v); // checks the dtype
+  return {reinterpret_cast<std::int64_t*>(v.data), static_cast<size_t>(v.rows * v.cols)};
+}
+
 namespace {
 
 View part_of(const View& all, std::int64_t rank, std::int64_t rows) {

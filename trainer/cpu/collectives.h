@@ -10,6 +10,10 @@ using model::Group;
 // A contiguous matrix at the start of `memory`, which is cut off.
 View take(std::span<std::byte>& memory, DType dtype, std::int64_t rows, std::int64_t cols);
 
+// A view of some rows; the ids that a matrix holds.
+View rows_of(const View& v, std::int64_t first, std::int64_t rows);
+std::span<std::int64_t> ids_of(const View& v);
+
 void copy_view(const View& from, const GradView& to);
 inline void copy_view(const View& from, const View& to) { copy_view(from, GradView{to, false}); }
 

@@ -18,11 +18,6 @@ using reference::kIgnoreLabel;
 
 namespace {
 
-std::span<std::int64_t> ids_of(const View& v) {
-  mat<std::int64_t>(v); // checks the dtype
-  return {reinterpret_cast<std::int64_t*>(v.data), static_cast<size_t>(v.rows * v.cols)};
-}
-
 // The batch's ids or labels; at multi-token depth d ("mtp0.labels") those d + 1 tokens later in the same
 // sequence, where there are any.
 void data_forward(const OpCall& c) {

@@ -15,9 +15,6 @@ std::int64_t ranks_of(const model::Op& op, Group group) {
   return 1;
 }
 
-View rows_of(const View& v, std::int64_t first, std::int64_t rows) {
-  return {v.data + first * v.stride * size_of(v.dtype), v.dtype, rows, v.cols, v.stride};
-}
 Part rows_part(const View& v, std::int64_t first, std::int64_t rows) {
   return {v.data + first * v.cols * size_of(v.dtype), rows * v.cols * size_of(v.dtype)};
 }

@@ -16,7 +16,7 @@ using model::TensorId;
 
 namespace {
 
-constexpr Bytes kRowsAlignment = 256;
+constexpr Bytes kInnerAlignment = 256;
 
 size_t index(int i) { return static_cast<size_t>(i); }
 
@@ -41,7 +41,7 @@ struct Places {
     auto place = [&](Bytes& at, Bytes bytes) {
       if (at >= 0) return;
       at = total;
-      total += round_up(bytes, kRowsAlignment);
+      total += round_up(bytes, kInnerAlignment);
     };
     std::vector<char> bound(storage.size(), 0); // in the caller's memory
     for (TensorId t : d.inputs) bound[index(d.list.tensor(t).storage)] = 1;

@@ -242,11 +242,10 @@ void gated_norm_backward(const OpCall& c) {
   });
 }
 
-using reference::Activation;
-
 } // namespace
 
 std::span<const Entry> gdn_ops() {
+  using reference::Activation;
   static const Entry ops[] = {
       {model::OpKind::ConvSilu, {conv_forward<Activation::Silu>, conv_backward<Activation::Silu>, conv_scratch}},
       {model::OpKind::Conv, {conv_forward<Activation::None>, conv_backward<Activation::None>, conv_scratch}},

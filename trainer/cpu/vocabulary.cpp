@@ -16,16 +16,6 @@ using reference::kIgnoreLabel;
 
 namespace {
 
-std::span<const std::int64_t> ids_of(const View& v) {
-  mat<std::int64_t>(v); // checks the dtype
-  return {reinterpret_cast<const std::int64_t*>(v.data), static_cast<size_t>(v.rows * v.cols)};
-}
-View rows_of(View v, std::int64_t first, std::int64_t rows) {
-  v.data += first * v.stride * size_of(v.dtype);
-  v.rows = rows;
-  return v;
-}
-
 bool is_chunked(const model::Op& op) { return op.kind == model::OpKind::LinearCrossEntropy; }
 std::int64_t chunk_rows(const model::Op& op, std::int64_t rows) {
   const std::int64_t chunk = std::get<LossAttr>(op.attr).chunk;

@@ -12,8 +12,6 @@ namespace gdn::trainer {
 
 namespace {
 
-size_t as_size(std::int64_t i) { return static_cast<size_t>(i); }
-
 // The first `cols` columns of a device matrix, as floats.
 std::vector<float> to_floats(Device& device, const View& v, std::int64_t cols) {
   const Bytes size = size_of(v.dtype);

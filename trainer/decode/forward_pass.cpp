@@ -17,8 +17,6 @@ using model::TensorId;
 
 namespace {
 
-size_t at(std::int64_t i) { return static_cast<size_t>(i); }
-
 config::Run run_of_rows(config::Run run, std::int64_t rows) {
   run.micro_batch = run.global_batch = 1;
   run.seq = rows;
@@ -47,7 +45,7 @@ ForwardPass::Unit ForwardPass::lay_out(OpList list, TensorId result) const {
   u.needed.assign(list.ops.size(), 0);
   u.place.assign(list.storages.size(), -1);
   std::vector<char> wanted(list.storages.size(), 0);
-  auto storage = [&](TensorId t) { return at(list.tensor(t).storage); };
+  auto storage = [&](TensorId t) { return as_size(list.tensor(t).storage); };
   wanted[storage(result)] = 1;
   for (size_t i = list.ops.size(); i-- > 0;) {
     const Op& op = list.ops[i];
@@ -76,7 +74,7 @@ ForwardPass::Unit ForwardPass::lay_out(OpList list, TensorId result) const {
 }
 
 const ForwardPass::Unit& ForwardPass::layer_unit(std::int64_t layer, std::int64_t rows, std::int64_t sequences) {
-  const LayerKey key{model_.mixers[at(layer)], model_.mlps[at(layer)], rows, sequences};
+  const LayerKey key{model_.mixers[as_size(layer)], model_.mlps[as_size(layer)], rows, sequences};
   const auto found = layers_.find(key);
   if (found != layers_.end()) return found->second;
   OpList list = model::decoder_layer(model_, run_of_rows(run_, rows), std::get<0>(key), std::get<1>(key));
@@ -95,7 +93,7 @@ const ForwardPass::Unit& ForwardPass::end_unit(End end, std::int64_t rows) {
   if (end == End::Head) {
     const int head = list.find_op("lm_head");
     if (head < 0) throw Error(ErrorCode::Internal, fmt::format("op list '{}' has no lm_head", list.name));
-    result = list.ops[at(head)].outputs.front();
+    result = list.ops[as_size(head)].outputs.front();
   }
   return ends_.emplace(std::pair{end, rows}, lay_out(std::move(list), result)).first->second;
 }
@@ -103,7 +101,7 @@ const ForwardPass::Unit& ForwardPass::end_unit(End end, std::int64_t rows) {
 View ForwardPass::run(const Unit& unit, const std::string& prefix, std::byte* input, const MicroBatch& batch, DeviceMemory& workspace) {
   const OpList& list = unit.list;
   auto operand = [&](TensorId t, program::AccessMode mode) {
-    const Bytes place = unit.place[at(list.tensor(t).storage)];
+    const Bytes place = unit.place[as_size(list.tensor(t).storage)];
     return OpCall::Operand{{-1, t, mode, false}, place < 0 ? input : workspace.data() + place, t, {}};
   };
   const StepContext context{.micro_batches = {&batch, 1}};
@@ -120,7 +118,7 @@ View ForwardPass::run(const Unit& unit, const std::string& prefix, std::byte* in
     event.op = static_cast<int>(i);
     event.step = -1;
     event.pass = program::Pass::Forward;
-    const std::span<std::byte> scratch(workspace.data() + unit.scratch_at, at(unit.bytes - unit.scratch_at));
+    const std::span<std::byte> scratch(workspace.data() + unit.scratch_at, as_size(unit.bytes - unit.scratch_at));
     OpCall call(list, event, std::move(operands), std::move(parameters), scratch, context, 0, tables);
     device_.run(call);
     call.check_all_used();

@@ -6,6 +6,8 @@
 
 namespace gdn::trainer {
 
+inline size_t as_size(std::int64_t i) { return static_cast<size_t>(i); }
+
 constexpr Bytes kTensorAlignment = 256; // of every tensor of a pool and of a pass
 
 // What a forward pass of one layer continues from, request by request, and leaves behind. The ops that

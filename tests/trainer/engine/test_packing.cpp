@@ -16,7 +16,7 @@ namespace {
 
 // The balance loss counts the tokens of a whole batch, so it ties documents together by its definition;
 // it is switched off here.
-config::Model small_run(std::vector<LayerKind> mixers, std::vector<MlpKind> mlps) {
+config::Model packing_model(std::vector<LayerKind> mixers, std::vector<MlpKind> mlps) {
   config::Model m = fixture::model(std::move(mixers), std::move(mlps));
   m.hidden = 16;
   m.vocab = 24;
@@ -38,10 +38,10 @@ struct Case {
   config::Model model;
 };
 std::vector<Case> cases() {
-  config::Model mtp = small_run({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Moe});
+  config::Model mtp = packing_model({LayerKind::Gdn, LayerKind::Attention}, {MlpKind::Moe, MlpKind::Moe});
   mtp.gdn.conv_bias = true;
-  return {{"gdn and attention, experts and dense", small_run({LayerKind::Gdn, LayerKind::Attention, LayerKind::Gdn}, {MlpKind::Moe, MlpKind::Dense, MlpKind::Dense})},
-          {"gdn2", small_run({LayerKind::Gdn2, LayerKind::Attention}, {MlpKind::Dense, MlpKind::Moe})},
+  return {{"gdn and attention, experts and dense", packing_model({LayerKind::Gdn, LayerKind::Attention, LayerKind::Gdn}, {MlpKind::Moe, MlpKind::Dense, MlpKind::Dense})},
+          {"gdn2", packing_model({LayerKind::Gdn2, LayerKind::Attention}, {MlpKind::Dense, MlpKind::Moe})},
           {"conv bias", mtp}};
 }
 

@@ -311,6 +311,7 @@ TEST_CASE("packed input: as many documents as the run has room for, on every dev
   r.max_documents = 4;
   CHECK(step({0, 1, 2, 3, 80}).empty());
   r.settings.packed = false;
+  r.max_documents.reset();
   CHECK(step({0, 40, 80}).find("micro-batch 0 has 2 sequences, micro_batch_size is 1") != std::string::npos);
 }
 

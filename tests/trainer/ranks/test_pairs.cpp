@@ -1,4 +1,4 @@
-// More pairs of 4 ranks, and what needs both_stacks of them: shared key-value heads, heads exchanged for attention.
+// More pairs of 4 ranks, and what needs both of them: shared key-value heads, heads exchanged for attention.
 #include <limits>
 
 #include "core/error.h"
