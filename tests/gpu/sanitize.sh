@@ -27,7 +27,7 @@ check() { # PROGRAM ARGUMENT...
   case $status in
   0) echo "$tool $name $*: nothing found" ;;
   77) skipped=1 ;;
-  124) echo "$tool $name $*: not finished in $LIMIT s"; unfinished=1 ;;
+  124) echo "$tool $name $*: not finished in ${LIMIT:-3600} s"; unfinished=1 ;;
   *) echo "$tool $name $*: status $status"; found=1 ;;
   esac
 }

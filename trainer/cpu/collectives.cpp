@@ -26,22 +26,15 @@ std::span<std::int64_t> ids_of(const View& v) {
   return {reinterpret_cast<std::int64_t*>(v.data), static_cast<size_t>(v.rows * v.cols)};
 }
 
-namespace {
-
-View part_of(const View& all, std::int64_t rank, std::int64_t rows) {
-  return {all.data + rank * rows * all.cols * size_of(all.dtype), all.dtype, rows, all.cols, all.cols};
-}
-
-} // namespace
-
 void gather_rows(Communicator& group, const View& mine, const View& all) {
-  const View part = part_of(all, group.rank(), mine.rows);
+  const View part = rows_of(all, group.rank() * mine.rows, mine.rows);
   if (part.data != mine.data) copy_view(mine, part);
   group.all_gather(part.data, all.data, mine.rows * mine.cols * size_of(mine.dtype));
 }
 
 void scatter_sum(Communicator& group, const View& all, const GradView& mine) {
-  const View part = part_of(all, group.rank(), all.rows / group.size());
+  const std::int64_t rows = all.rows / group.size();
+  const View part = rows_of(all, group.rank() * rows, rows);
   group.reduce_scatter(all.data, part.data, part.rows * part.cols, part.dtype);
   copy_view(part, mine);
 }

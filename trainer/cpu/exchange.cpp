@@ -64,9 +64,6 @@ Bytes columns_scratch(const model::OpList& list, const model::Op& op, int step) 
   const bool moves = step < 0 || !op.steps[static_cast<size_t>(step)].collectives.empty();
   return moves ? round_up(list.tensor(op.outputs[0]).bytes(), 8) : 0;
 }
-View rows_of_rank(const View& all, std::int64_t rank, std::int64_t rows) {
-  return {all.data + rank * rows * all.stride * size_of(all.dtype), all.dtype, rows, all.cols, all.stride};
-}
 // Between the blocks of the ranks, one below the other, and the gathered columns.
 template <class F> void for_columns(const OpCall& c, const View& blocks, const View& all, F&& f) {
   const std::vector<std::int64_t> order = model::order_of_gathered(std::get_if<model::SharedGroupAttr>(&c.op().attr), all.cols, c.group(Group::Tp).rank());
@@ -107,7 +104,7 @@ void columns_backward(const OpCall& c) {
 Bytes rows_scratch(const model::OpList& list, const model::Op& op, int step) { return step < 0 ? 0 : round_up(list.tensor(op.inputs[0]).bytes(), 8); }
 void rows_forward(const OpCall& c) {
   const View y = c.out(0);
-  copy_view(rows_of_rank(c.in(0), c.group(Group::Tp).rank(), y.rows), y);
+  copy_view(rows_of(c.in(0), c.group(Group::Tp).rank() * y.rows, y.rows), y);
 }
 void rows_backward(const OpCall& c) {
   const View dy = c.d_out(0);
