@@ -63,6 +63,8 @@ const std::vector<SpanSpec>& native_spans() {
       {"gdn_proj", "input_norm", "cp2hp", kDiscard, "out_proj"}, // and its exchange
       {"gdn_proj", "input_norm", "in_proj", kDiscard, "out_proj"},
       {"gdn_norm_out", "gated_norm", "hp2cp", kDiscard, "out_proj"}, // with context parallelism: its exchange
+      // The rule made again from q, k and v, which are rebuilt for its backward anyway: the least replay for what it frees.
+      {"gdn_rule", "rule", "out_proj", kWhole, ""},
       {"attention_proj", "input_norm", "linear_qkv.copy", kDiscard, "linear_proj"},
       {"attention_proj", "input_norm", "linear_qkv", kDiscard, "linear_proj"},
       // Before d:e_out is made, which is as large as the rows it gathers. With an exchange: that too.

@@ -160,6 +160,7 @@ TEST_CASE("user modules: what each frees and which heavy ops it runs again") {
   };
   // Residual streams x and m (2h each) stay in every case.
   for (const Row& row : {Row{LayerKind::Gdn, MlpKind::Moe, "gdn_proj", 24704, {"in_proj"}},
+                         Row{LayerKind::Gdn, MlpKind::Moe, "gdn_rule", 12416, {"rule"}}, // o, and of 64 tokens the inverse and g
                          Row{LayerKind::Gdn, MlpKind::Moe, "gdn", 37120, {"in_proj", "rule"}},
                          Row{LayerKind::Gdn2, MlpKind::Moe, "gdn_proj", 40960, {"in_proj"}},
                          Row{LayerKind::Attention, MlpKind::Moe, "attention_proj", 18432, {"linear_qkv"}},
@@ -174,8 +175,12 @@ TEST_CASE("user modules: what each frees and which heavy ops it runs again") {
     CHECK(plain.retained - with.retained == kTokens * row.freed);
     CHECK(heavy_replays(list, with) == row.heavy);
   }
-  // The whole MoE keeps m alone; the op with effects does not run again.
   const model::OpList list = model::native::decoder_layer(m, run, LayerKind::Gdn, MlpKind::Moe);
+  // What both leave is the residual stream, as under gdn, at one replay of each.
+  const Measured halves = measure(list, {"gdn_proj", "gdn_rule"}, false);
+  CHECK(halves.retained == measure(list, {"gdn"}, false).retained);
+  CHECK(heavy_replays(list, halves) == std::vector<std::string>{"in_proj", "rule"});
+  // The whole MoE keeps m alone; the op with effects does not run again.
   const Measured moe = measure(list, {"moe"}, false);
   CHECK(moe.retained == kTokens * (37120 + 2 * 4096));
   CHECK(heavy_replays(list, moe) == std::vector<std::string>{"shared_fc1", "router", "expert_fc1"});
@@ -251,6 +256,7 @@ TEST_CASE("the engine's trace of every layer is what an interpreter executes, un
   };
   const std::vector<std::vector<std::string>> settings{
       {}, {"gdn_proj", "attention_proj", "moe_fc1", "shared_fc1", "mlp_fc1"}, {"gdn", "attention", "moe", "mlp"},
+      {"gdn_rule"}, {"gdn_rule", "gdn_proj", "gdn_norm_out"}, {"gdn", "gdn_rule"},
       {"gdn", "gdn_proj", "moe", "moe_fc1", "-expert_act"}, {"-input_norm", "-mlp_norm", "-gdn_pre", "-attention_pre", "moe_fc1"}};
   for (const config::Run& r : {run, ranks})
     for (LayerKind mixer : {LayerKind::Gdn, LayerKind::Gdn2, LayerKind::Attention})
