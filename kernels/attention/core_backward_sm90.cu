@@ -1,9 +1,12 @@
-// Two passes that need no sums across CTAs. Keys and values: a CTA owns a tile of keys and walks the tiles of queries
-// from the last one, which all CTAs of a sequence share, back to the diagonal, in each all heads of its group; one
-// warpgroup makes the probabilities and sums dv, the other makes their gradient and sums dk (transposed: keys are
-// rows). Queries: a CTA owns a tile of queries of two heads and walks the keys up to the diagonal.
+// Two passes, without atomics and without sums in memory. Keys and values: a cluster of CTAs owns a tile of keys, each CTA
+// a share of the group's heads; it walks the tiles of queries from the last one, which all CTAs of a sequence share, back
+// to the diagonal, in each all its heads; one warpgroup makes the probabilities and sums dv, the other makes their gradient
+// and sums dk (transposed: keys are rows). Queries: a CTA owns a tile of queries of two heads and walks the keys up to the
+// diagonal.
 //
 //   p = exp(s - lse);  dv = p^T d_o;  ds = p (d_o v^T - delta), delta = o . d_o;  dk = ds^T q;  dq = ds k
+#include <numeric>
+
 #include "kernels/attention/core_tiles.cuh"
 #include "kernels/common/matrix.cuh"
 
@@ -63,14 +66,48 @@ struct KeyShared {
 struct KeyPlace {
   GdnChunk chunk;
   int index, end; // in the table: this tile, behind the last of its sequence
-  int kv;
-  __device__ explicit KeyPlace(const Args& a) {
-    index = static_cast<int>(blockIdx.x) / a.kv_heads;
-    kv = static_cast<int>(blockIdx.x) % a.kv_heads;
+  int kv, part, first_head, heads;
+  __device__ KeyPlace(const Args& a, int parts) {
+    const int tile = static_cast<int>(blockIdx.x) / parts;
+    part = static_cast<int>(blockIdx.x) % parts;
+    index = tile / a.kv_heads;
+    kv = tile % a.kv_heads;
+    heads = a.heads / a.kv_heads / parts;
+    first_head = (kv * parts + part) * heads;
     chunk = a.chunks[index];
     end = chunk.kind == GdnChunk::kTokens ? a.offsets[chunk.sequence + 1] : 0;
   }
 };
+
+// Adds the sums of the cluster's other CTAs, in order, to the first one's: through their shared memory, which nothing
+// else uses any more. True in the CTA that has them all.
+template <int kTiles, int kParts>
+__device__ bool gather(float (&sum)[kTiles / 2][64], KeyShared<kTiles>& s, int part) {
+  constexpr int kFours = 8 * kTiles, kStride = 2 * kWarpgroup * 16;
+  static_assert(kFours * kStride <= sizeof(KeyShared<kTiles>));
+  const std::uint32_t room = smem_address(&s) + threadIdx.x * 16;
+  if (part > 0) {
+    named_barrier(1, 2 * kWarpgroup); // both warpgroups have read all tiles
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float* const x = &sum[i / 16][i % 16 * 4];
+      store_shared(room + i * kStride, float4{x[0], x[1], x[2], x[3]});
+    }
+  }
+  cluster_barrier();
+  if (part == 0) {
+#pragma unroll 1
+    for (int other = 1; other < kParts; ++other)
+#pragma unroll
+      for (int i = 0; i < kFours; ++i) {
+        const float4 more = load_shared_of(other, room + i * kStride);
+        float* const x = &sum[i / 16][i % 16 * 4];
+        x[0] += more.x, x[1] += more.y, x[2] += more.z, x[3] += more.w;
+      }
+  }
+  cluster_barrier(); // nobody leaves while its sums are read
+  return part == 0;
+}
 
 template <int kTiles>
 __device__ void feed_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
@@ -78,24 +115,24 @@ __device__ void feed_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& a
   load_head<kTiles>(s.k, &a.k, &s.kv_full, at.kv, at.chunk.first_token);
   load_head<kTiles - 1>(s.v, &a.v, &s.kv_full, at.kv, at.chunk.first_token);
   load_box(s.last_v, &a.v, &s.kv_full, 64 * (kTiles - 1), at.kv, at.chunk.first_token);
-  const int group = a.heads / a.kv_heads, steps = (at.end - at.index) * group;
-  const auto token = [&](int step) { return at.chunk.first_token + (at.end - 1 - at.index - step / group) * kChunk; };
+  const int steps = (at.end - at.index) * at.heads;
+  const auto token = [&](int step) { return at.chunk.first_token + (at.end - 1 - at.index - step / at.heads) * kChunk; };
   Ring<kQueryStages> queries;
   Ring<2> gradients;
   for (int step = 0; step <= steps; ++step) {
     if (step < steps) {
-      const int i = queries.stage, head = at.kv * group + step % group;
+      const int i = queries.stage, head = at.first_head + step % at.heads;
       barrier_wait(&s.q_empty[i], queries.parity ^ 1);
       barrier_expect(&s.q_full[i], kTiles * kTileBytes + kChunk * 8);
       load_head<kTiles>(s.q[i], &a.q, &s.q_full[i], head, token(step));
-      load_bulk(s.rows[i], a.rows + (std::int64_t{at.end - 1 - step / group} * a.heads + head) * kChunk, kChunk * 8, &s.q_full[i]);
+      load_bulk(s.rows[i], a.rows + (std::int64_t{at.end - 1 - step / at.heads} * a.heads + head) * kChunk, kChunk * 8, &s.q_full[i]);
       queries.advance();
     }
     if (step > 0) {
       const int i = gradients.stage;
       barrier_wait(&s.d_o_empty[i], gradients.parity ^ 1);
       barrier_expect(&s.d_o_full[i], kTiles * kTileBytes);
-      load_head<kTiles>(s.d_o[i], &a.d_o, &s.d_o_full[i], at.kv * group + (step - 1) % group, token(step - 1));
+      load_head<kTiles>(s.d_o[i], &a.d_o, &s.d_o_full[i], at.first_head + (step - 1) % at.heads, token(step - 1));
       gradients.advance();
     }
   }
@@ -111,13 +148,13 @@ __device__ __forceinline__ void take(std::uint32_t (&p)[16], const uint4 (&from)
 }
 
 // The warpgroup that sums dv. It makes the probabilities of the next step, for both, beside the products of this one.
-template <int kTiles>
+template <int kTiles, int kParts>
 __device__ void sum_values(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
   const Lane lane;
   const int thread = threadIdx.x % kWarpgroup;
   const std::uint32_t k = descriptor(smem_address(s.k)), q = descriptor(smem_address(s.q)), d_o = descriptor(smem_address(s.d_o));
   const float scale = a.scale * kLog2e;
-  const int group = a.heads / a.kv_heads, steps = (at.end - at.index) * group;
+  const int steps = (at.end - at.index) * at.heads;
   float sum[kTiles / 2][64] = {}, x[32];
   std::uint32_t p[16];
   const auto score = [&](int stage, std::uint32_t parity) { // x = k q^T: keys by queries
@@ -157,7 +194,7 @@ __device__ void sum_values(const Args& a, KeyShared<kTiles>& s, const KeyPlace& 
   barrier_wait(&s.kv_full, 0);
   score(0, 0);
   products_wait<0>(x);
-  probabilities(0, 0, steps == group);
+  probabilities(0, 0, steps == at.heads);
   take(p, s.p, thread);
   Ring<kQueryStages> queries;
   Ring<2> gradients;
@@ -168,7 +205,7 @@ __device__ void sum_values(const Args& a, KeyShared<kTiles>& s, const KeyPlace& 
     score(following, queries.parity);
     weight(stage, gradients.parity);
     products_wait<1>(x);
-    probabilities(following, step & 1, step >= steps - group);
+    probabilities(following, step & 1, step >= steps - at.heads);
     products_wait<0>(p);
     pin_all(sum);
     warp_arrive(&s.d_o_empty[stage]);
@@ -178,18 +215,20 @@ __device__ void sum_values(const Args& a, KeyShared<kTiles>& s, const KeyPlace& 
   weight(__shfl_sync(~0u, gradients.stage, 0), gradients.parity);
   products_wait<0>(p);
   pin_all(sum);
+  if constexpr (kParts > 1)
+    if (!gather<kTiles, kParts>(sum, s, at.part)) return;
   const float factor[2] = {1.0f, 1.0f};
   write_head(sum, factor, a.dv + at.chunk.first_token * a.dv_stride + static_cast<std::int64_t>(at.kv) * a.dim, a.dv_stride, at.chunk.rows,
              a.dim, a.dv_adds, lane);
 }
 
 // The warpgroup that sums dk. The products of a step and the first of the next follow each other without a gap.
-template <int kTiles>
+template <int kTiles, int kParts>
 __device__ void sum_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at) {
   const Lane lane;
   const int thread = threadIdx.x % kWarpgroup;
   const std::uint32_t v = descriptor(smem_address(s.v)), q = descriptor(smem_address(s.q)), d_o = descriptor(smem_address(s.d_o));
-  const int steps = (at.end - at.index) * (a.heads / a.kv_heads);
+  const int steps = (at.end - at.index) * at.heads;
   float sum[kTiles / 2][64] = {}, z[32];
   std::uint32_t last_v[16]; // the operand of the last four steps of a product
   const auto score_gradient = [&](int stage, std::uint32_t parity) { // z = v d_o^T: keys by queries
@@ -249,16 +288,18 @@ __device__ void sum_keys(const Args& a, KeyShared<kTiles>& s, const KeyPlace& at
     warp_arrive(&s.q_empty[stage]);
     products_wait<0>(z);
   }
+  if constexpr (kParts > 1)
+    if (!gather<kTiles, kParts>(sum, s, at.part)) return;
   const float factor[2] = {a.scale, a.scale};
   write_head(sum, factor, a.dk + at.chunk.first_token * a.dk_stride + static_cast<std::int64_t>(at.kv) * a.dim, a.dk_stride, at.chunk.rows,
              a.dim, a.dk_adds, lane);
 }
 
-template <int kTiles>
-__global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(const __grid_constant__ Args a) {
+template <int kTiles, int kParts>
+__global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) char raw[];
   auto& s = *reinterpret_cast<KeyShared<kTiles>*>(raw);
-  const KeyPlace at(a);
+  const KeyPlace at(a, kParts);
   if (at.chunk.kind != GdnChunk::kTokens) return;
   if (threadIdx.x == 0) {
     barrier_init(&s.kv_full, 1);
@@ -275,8 +316,8 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_keys_kernel(co
     if (threadIdx.x == 2 * kWarpgroup) feed_keys<kTiles>(a, s, at);
   } else {
     take_registers<240>();
-    if (threadIdx.x < kWarpgroup) sum_values<kTiles>(a, s, at);
-    else sum_keys<kTiles>(a, s, at);
+    if (threadIdx.x < kWarpgroup) sum_values<kTiles, kParts>(a, s, at);
+    else sum_keys<kTiles, kParts>(a, s, at);
   }
 }
 
@@ -430,18 +471,29 @@ __global__ void __launch_bounds__(kAttentionThreads, 1) attention_queries_kernel
 }
 
 template <class Shared, class Kernel>
-void launch(Kernel kernel, const Args& a, unsigned ctas, const char* name, const LaunchContext& context) {
+void launch(Kernel kernel, const Args& a, std::int64_t ctas, const char* name, const LaunchContext& context) {
   static_assert(sizeof(Shared) <= kMaxSharedBytes);
   GDN_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
-  kernel<<<ctas, kAttentionThreads, sizeof(Shared), context.stream>>>(a);
+  kernel<<<static_cast<unsigned>(ctas), kAttentionThreads, sizeof(Shared), context.stream>>>(a);
   check_launch(name);
 }
 
+template <int kTiles, int kParts>
+void launch_keys(const Args& a, const LaunchContext& context) {
+  launch<KeyShared<kTiles>>(attention_keys_kernel<kTiles, kParts>, a, std::int64_t{a.capacity} * a.kv_heads * kParts, "attention_keys_kernel", context);
+}
+
+// The first tile of keys walks all queries of its sequence: CTAs share it, or a single sequence of few kv heads leaves
+// half of the card idle. How many depends on the heads alone, since sums of other shares have other bits.
 template <int kTiles>
 void launch_both(const Args& a, const LaunchContext& context) {
-  const unsigned tiles = static_cast<unsigned>(a.capacity * a.kv_heads), pairs = static_cast<unsigned>((a.heads / a.kv_heads + 1) / 2);
-  launch<KeyShared<kTiles>>(attention_keys_kernel<kTiles>, a, tiles, "attention_keys_kernel", context);
-  launch<QueryShared<kTiles>>(attention_queries_kernel<kTiles>, a, tiles * pairs, "attention_queries_kernel", context);
+  const int group = a.heads / a.kv_heads;
+  switch (std::gcd(group, a.kv_heads == 1 ? 4 : a.kv_heads < 4 ? 2 : 1)) {
+  case 4: launch_keys<kTiles, 4>(a, context); break;
+  case 2: launch_keys<kTiles, 2>(a, context); break;
+  default: launch_keys<kTiles, 1>(a, context);
+  }
+  launch<QueryShared<kTiles>>(attention_queries_kernel<kTiles>, a, std::int64_t{a.capacity} * a.kv_heads * ((group + 1) / 2), "attention_queries_kernel", context);
 }
 
 } // namespace

@@ -49,6 +49,23 @@ __device__ __forceinline__ float load_shared(std::uint32_t address) {
   return x;
 }
 
+__device__ __forceinline__ void store_shared(std::uint32_t address, float4 x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+}
+// What CTA `rank` of the cluster has at this address of its own shared memory.
+__device__ __forceinline__ float4 load_shared_of(int rank, std::uint32_t address) {
+  float4 x;
+  asm volatile("{\n"
+               ".reg .b32 there;\n"
+               "mapa.shared::cluster.u32 there, %4, %5;\n"
+               "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+               "}\n"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address), "r"(rank)
+               : "memory");
+  return x;
+}
+
 // --- barriers -------------------------------------------------------------------------------
 
 __device__ __forceinline__ void barrier_init(std::uint64_t* bar, std::uint32_t arrivals) {
@@ -102,6 +119,14 @@ __device__ __forceinline__ void barrier_wait(std::uint64_t* bar, std::uint32_t p
 // Barrier `id` (1..15) among `threads` threads of the CTA.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Of all threads of the cluster that have not ended; what they wrote to shared memory is seen by all.
+__device__ __forceinline__ void cluster_barrier() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.release.aligned;\n"
+               "barrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
 }
 
 // Moves registers between the warpgroups of a CTA: producers give, math groups take.

@@ -26,8 +26,9 @@ inline constexpr int kTileBytes = 8192;
 // bytes >> 4 moves it.
 inline constexpr std::uint32_t kDescriptorHigh = 1024u >> 4 | 1u << 30;
 
+// In a cluster an address has the CTA's rank in its highest byte, which is no part of a descriptor.
 __device__ __forceinline__ std::uint32_t descriptor(std::uint32_t address, int next_tile = kTileBytes) {
-  return address >> 4 | (next_tile >> 4) << 16;
+  return (address & 0x3ffff) >> 4 | (next_tile >> 4) << 16;
 }
 // Distance from the descriptor of a tile to its 16-deep step `step`.
 template <Contract kContract>

@@ -355,6 +355,10 @@ void bench(int replays) {
   time_shape("1 x 32768", {{32768}, 16, 2, 256}, std::max(1, replays / 4));
   time_shape("1 x 8192", {{8192}, 32, 2, 256}, replays);
   time_shape("documents", {ragged, 16, 2, 256}, replays);
+  time_shape("1 x 4096", {{4096}, 32, 2, 256}, replays);
+  time_shape("1 x 4096", {{4096}, 8, 1, 256}, replays); // a rank of two
+  time_shape("1 x 32768", {{32768}, 8, 1, 256}, std::max(1, replays / 4));
+  time_shape("documents", {ragged, 8, 1, 256}, replays);
   time_shape("2 x 8192", {{8192, 8192}, 32, 4, 128}, replays);
   time_shape("2 x 8192", {{8192, 8192}, 32, 8, 64}, replays);
 }
@@ -376,7 +380,7 @@ int main(int argc, char** argv) try {
       {{64}, 2, 1, 256},
       {{1, 2, 63, 65, 130}, 4, 2, 256},
       {{333}, 3, 1, 128, Scores::kPeaked, true},
-      {{95, 0, 97, 161}, 8, 1, 256, Scores::kRising},
+      {{95, 0, 97, 161}, 8, 1, 256, Scores::kRising}, // four CTAs share a tile of keys; above two, two, one
   };
   if (mode != "quick")
     for (const Case& c : std::vector<Case>{
@@ -396,6 +400,8 @@ int main(int argc, char** argv) try {
              {{129, 255}, 8, 2, 72},
              {{200}, 2, 2, 8},
              {{1200}, 2, 1, 256, Scores::kPeaked},
+             {{700, 130}, 16, 2, 256, Scores::kPlain, true},
+             {{260, 1, 400}, 4, 1, 128, Scores::kFalling, true},
          })
       cases.push_back(c);
   int failed = 0;
