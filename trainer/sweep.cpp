@@ -113,14 +113,19 @@ Sweep::Sweep(Session& session, const Setup& setup, const Tokens& tokens, SweepOp
   session_.parameters().initialise(setup.train.seed);
 }
 
-// One run with poisoned memory and guard bands, then the timed ones without; all must give the same bits.
+// After a pause, as between settings, a GPU runs faster than it can for long.
+constexpr std::int64_t kWarmUpRuns = 2;
+
+// One run with poisoned memory and guard bands, then those that warm up and the timed ones without; all must give the
+// same bits.
 void Sweep::measure(SweepRow& row, const plan::Setting& setting, bool baseline) {
   session_.use(setting, Checks{.poison = true});
   const std::vector<Batch> batches = step_batches(tokens_, session_.run_settings(), 0);
   std::vector<double> seconds;
-  for (std::int64_t i = 0; i <= options_.repeats; ++i) {
+  const std::int64_t untimed = 1 + (session_.device().asynchronous() ? kWarmUpRuns : 0);
+  for (std::int64_t i = 0; i < untimed + options_.repeats; ++i) {
     const StepResult r = session_.run(batches, 0, setup_.train.seed);
-    if (i > 0) seconds.push_back(r.seconds);
+    if (i >= untimed) seconds.push_back(r.seconds);
     row.measured_peak = r.peak.bytes;
     row.at_peak = r.peak.by;
     note_results(row, r.loss, baseline && i == 0);

@@ -33,7 +33,7 @@ struct SweepRow {
 };
 
 struct SweepOptions {
-  std::int64_t repeats = 3;    // timed runs of a setting, after one with poisoned memory and guard bands
+  std::int64_t repeats = 3;    // timed runs of a setting, after one with poisoned memory and guard bands, and on a GPU two more
   bool hypothetical = false;   // also forms that no revision has
   std::string command = "sweep", versions = {}; // of the program, for the file
 };

@@ -400,8 +400,8 @@ int main(int argc, char** argv) try {
              {{129, 255}, 8, 2, 72},
              {{200}, 2, 2, 8},
              {{1200}, 2, 1, 256, Scores::kPeaked},
-             {{700, 130}, 16, 2, 256, Scores::kPlain, true},
-             {{260, 1, 400}, 4, 1, 128, Scores::kFalling, true},
+             {{200, 130}, 16, 2, 256, Scores::kPlain, true},
+             {{130, 1, 200}, 4, 1, 128, Scores::kFalling, true},
          })
       cases.push_back(c);
   int failed = 0;

@@ -117,7 +117,7 @@ cli::Runner add_sweep(cli::Command& program) {
   cli::Command command = program.subcommand("sweep", "every legal recompute setting: measured bytes, bits and time beside the prediction; resumable");
   auto options = std::make_shared<Options>();
   options->add_to(command);
-  command.option("--repeats", options->sweep.repeats, "timed runs of each setting, after one that checks memory").between(1, 1000);
+  command.option("--repeats", options->sweep.repeats, "timed runs of each setting, after one that checks memory and, on a GPU, two to warm up").between(1, 1000);
   command.flag("--hypothetical", options->sweep.hypothetical, "also forms that no revision has");
   command.option("--measured", options->measured, "the file of a finished sweep of CONFIG: its figures beside what is predicted now; nothing runs");
   return [options] { return sweep(*options); };
