@@ -19,6 +19,7 @@ struct Agreement {
   int settings = 0;
   double mean = 0, worst = 0;
   std::int64_t pairs = 0, ordered = 0; // pairs that were measured more than 3 % apart
+  double surest = 0; // of those in the wrong order: how far apart they were predicted
 };
 
 Agreement agreement(const std::string& file, const std::string& example, const std::string& stack) {
@@ -51,7 +52,8 @@ Agreement agreement(const std::string& file, const std::string& example, const s
       const auto [x, y] = std::minmax(times[i].second, times[j].second);
       if (y <= 1.03 * x || times[i].first == times[j].first) continue;
       ++a.pairs;
-      a.ordered += (times[i].first < times[j].first) == (times[i].second < times[j].second);
+      if ((times[i].first < times[j].first) == (times[i].second < times[j].second)) ++a.ordered;
+      else a.surest = std::max(a.surest, std::fabs(times[i].first - times[j].first) / std::min(times[i].first, times[j].first));
     }
   return a;
 }
@@ -63,19 +65,22 @@ void check(const std::string& file, const std::string& example, const std::strin
   CHECK(a.mean < 0.05);
   CHECK(a.worst < 0.08);
   CHECK(a.pairs > 1000);
-  CHECK(static_cast<double>(a.ordered) > 0.999 * static_cast<double>(a.pairs));
+  // The card's clocks wander: two settings in a hundred were timed up to 4 % away from their like. Nothing that is
+  // predicted 2 % apart may be in the wrong order.
+  CHECK(static_cast<double>(a.ordered) > 0.998 * static_cast<double>(a.pairs));
+  CHECK(a.surest < 0.02);
 }
 
 } // namespace
 
 TEST_CASE("Qwen3.5-35B on one H200: bytes, time and order of every setting") {
-  check("native-35b", "qwen3.5-35b-proxy", "native", 264);
+  check("native-35b", "qwen3.5-35b-proxy", "native", 520);
 }
 TEST_CASE("Qwen3-Next-80B on one H200: bytes, time and order of every setting") {
-  check("native-80b", "qwen3-next-80b-proxy", "native", 264);
+  check("native-80b", "qwen3-next-80b-proxy", "native", 520);
 }
 TEST_CASE("Qwen3.5-397B on one H200: bytes, time and order of every setting") {
-  check("native-397b", "qwen3.5-397b-proxy-64-experts", "native", 264);
+  check("native-397b", "qwen3.5-397b-proxy-64-experts", "native", 520);
 }
 TEST_CASE("stack megatron by our kernels on one H200: bytes, time and order of every setting") {
   check("megatron-35b", "qwen3.5-35b-proxy", "megatron", 136);
