@@ -64,6 +64,7 @@ const std::vector<SpanSpec>& native_spans() {
       {"gdn_proj", "input_norm", "in_proj", kDiscard, "out_proj"},
       {"gdn_norm_out", "gated_norm", "hp2cp", kDiscard, "out_proj"}, // with context parallelism: its exchange
       // The rule made again from q, k and v, which are rebuilt for its backward anyway: the least replay for what it frees.
+      // With context parallelism its exchange too. Inside it gdn_pre's outputs live until out_proj has run.
       {"gdn_rule", "rule", "out_proj", kWhole, ""},
       {"attention_proj", "input_norm", "linear_qkv.copy", kDiscard, "linear_proj"},
       {"attention_proj", "input_norm", "linear_qkv", kDiscard, "linear_proj"},

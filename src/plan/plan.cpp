@@ -143,7 +143,6 @@ std::vector<Notice> setting_notices(Workload& w, const Setting& s) {
     if (!s.modules.empty()) out.push_back({"full.modules", "full granularity: the module list does nothing"});
     return out;
   }
-  auto has = [&](const char* name) { return std::find(s.modules.begin(), s.modules.end(), name) != s.modules.end(); };
   bool touches_gdn = false;
   for (const std::string& m : s.modules) {
     const std::int64_t layers = w.layers_with(m);
@@ -155,10 +154,9 @@ std::vector<Notice> setting_notices(Workload& w, const Setting& s) {
                      fmt::format("core_attn touches {} and frees next to nothing: fused attention keeps only its "
                                  "log-sum-exp, and its forward runs again", layers_of(w, layers))});
     }
-    if (has("moe") && (m == "moe_act" || m == "shared_experts") && layers > 0)
-      out.push_back({"nested." + m, fmt::format("{} lies inside moe: it frees nothing more, and its replay is paid again", m)});
-    if (has("gdn") && m != "gdn" && m.rfind("gdn_", 0) == 0)
-      out.push_back({"nested." + m, fmt::format("{} lies inside gdn", m)});
+    for (const std::string& outer : s.modules)
+      if (outer != m && w.lies_inside(m, outer))
+        out.push_back({"nested." + m, fmt::format("{} lies inside {}: it frees nothing more, and its replay is paid again", m, outer)});
   }
   std::int64_t gdn_layers = 0;
   for (config::LayerKind k : w.model().mixers) gdn_layers += k == config::LayerKind::Gdn || k == config::LayerKind::Gdn2;

@@ -139,6 +139,22 @@ std::int64_t Workload::layers_with(const std::string& module) const {
   return count;
 }
 
+bool Workload::lies_inside(const std::string& inner, const std::string& outer) const {
+  bool acts = false;
+  for (const auto& [key, list] : layers_) {
+    const std::vector<model::Span> spans = model::spans_for(list, {inner, outer}, {}, run_.stack);
+    for (const model::Span& s : spans) {
+      if (s.name != inner) continue;
+      acts = true;
+      if (std::none_of(spans.begin(), spans.end(), [&](const model::Span& o) {
+            return o.name == outer && o.kind == model::SpanKind::WholeBlock && o.first <= s.first && s.last <= o.last;
+          }))
+        return false;
+    }
+  }
+  return acts;
+}
+
 void Workload::require_known_ops(const Setting& setting) const {
   std::vector<std::string> names;
   for (const auto& [key, list] : layers_)

@@ -50,6 +50,8 @@ public:
   std::vector<const model::OpList*> layer_lists(const model::Chunk& chunk);
   // Whether any unit of the model holds an op the module acts on, and on how many decoder layers.
   std::int64_t layers_with(const std::string& module) const;
+  // Whether all that the first module acts on is a part of what the second one replays whole.
+  bool lies_inside(const std::string& inner, const std::string& outer) const;
   // Throws Error{Usage} when a user span names an op that no layer has (nearest spelling), or no
   // single layer has both its ends.
   void require_known_ops(const Setting& setting) const;

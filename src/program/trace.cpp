@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include <fmt/core.h>
 
@@ -56,6 +57,7 @@ public:
     std::vector<Node> forest = build_forest(list_, spans_);
     mark_required();
     mark_running();
+    plan_replays();
     Context context{std::vector<BufferId>(list_.storages.size(), -1)};
     if (list_.input >= 0) out_.input = bind(context, list_.input, -1);
     forward(forest, context, Pass::Forward, -1);
@@ -159,14 +161,79 @@ private:
     return saved;
   }
 
-  // A span that no gradient passes (frozen layers), and whose outputs nobody wants again, is never
-  // replayed.
-  bool replays(const Span& s) const {
+  // -------------------------------------------------------------------------- what replays run ----
+
+  struct ReplayPlan {
+    bool runs = false;        // else the span is never replayed
+    std::vector<char> needed; // ops that a replay runs; empty: all
+  };
+
+  const ReplayPlan& plan(const Span& s) const { return plans_[static_cast<size_t>(&s - spans_.data())]; }
+  bool replays(const Span& s) const { return plan(s).runs; }
+
+  // Later spans first: an earlier one makes again what their replays read.
+  void plan_replays() {
+    plans_.resize(spans_.size());
+    std::vector<size_t> order(spans_.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return spans_[x].first > spans_[y].first; });
+    for (size_t i : order) {
+      plans_[i].runs = is_replayed(spans_[i]);
+      if (plans_[i].runs && spans_[i].extent == ReplayExtent::Needed) plans_[i].needed = needed_ops(spans_[i]);
+    }
+  }
+
+  // Not when no gradient passes the span (frozen layers) and nobody wants its outputs again.
+  bool is_replayed(const Span& s) const {
     for (int i = s.first; i <= s.last; ++i)
       if (runs(i) || aliases_[static_cast<size_t>(i)]) return true;
     if (s.kind == SpanKind::WholeBlock) return false;
     const std::vector<TensorId> outputs = span_outputs(list_, s);
-    return std::any_of(outputs.begin(), outputs.end(), [&](TensorId t) { return saved_outside(s, t); });
+    return std::any_of(outputs.begin(), outputs.end(), [&](TensorId t) { return wanted_outside(s, t); });
+  }
+
+  // Whether the backward of an op outside the span, or the replay of a later span, reads the storage of t.
+  bool wanted_outside(const Span& s, TensorId t) const {
+    return saved_outside(s, t) || std::any_of(spans_.begin(), spans_.end(), [&](const Span& later) {
+             return later.first > s.last && plan(later).runs && replay_reads(later, list_.tensor(t).storage);
+           });
+  }
+  bool replay_reads(const Span& s, model::StorageId storage) const {
+    const std::vector<char>& needed = plan(s).needed;
+    for (int i = s.first; i <= s.last; ++i)
+      if (!op(i).effects && (needed.empty() || needed[static_cast<size_t>(i)]))
+        for (TensorId t : op(i).inputs)
+          if (list_.tensor(t).storage == storage) return true;
+    return false;
+  }
+
+  // Ops of the span that make what the backward of its ops keeps, what is wanted outside of a discarded output, or what
+  // another needed op reads. An inner span that replays everything runs whole wherever it runs.
+  std::vector<char> needed_ops(const Span& s) const {
+    std::vector<char> needed(list_.ops.size(), 0), wanted(list_.tensors.size(), 0);
+    auto want = [&](TensorId t) { // a view that no op introduces is another name of its base
+      for (; t >= 0; t = list_.tensor(t).base) {
+        wanted[static_cast<size_t>(t)] = 1;
+        const int base = list_.tensor(t).base;
+        if (base < 0 || makers_[static_cast<size_t>(t)] != makers_[static_cast<size_t>(base)]) break;
+      }
+    };
+    for (int i = s.first; i <= s.last; ++i) for_each_saved(i, want);
+    if (s.kind == SpanKind::DiscardOutput)
+      for (TensorId t : span_outputs(list_, s))
+        if (wanted_outside(s, t)) want(t);
+    for (int i = s.last; i >= s.first; --i) {
+      const bool whole = std::any_of(spans_.begin(), spans_.end(), [&](const Span& inner) {
+        return &inner != &s && inner.extent == ReplayExtent::All && inner.first >= s.first && inner.last <= s.last &&
+               i >= inner.first && i <= inner.last && (inner.first != s.first || inner.last != s.last || &inner > &s);
+      });
+      const Op& o = op(i);
+      if (whole || std::any_of(o.outputs.begin(), o.outputs.end(), [&](TensorId t) { return wanted[static_cast<size_t>(t)]; })) {
+        needed[static_cast<size_t>(i)] = 1;
+        std::for_each(o.inputs.begin(), o.inputs.end(), want);
+      }
+    }
+    return needed;
   }
 
   // ---------------------------------------------------------------------------- buffers ----
@@ -414,43 +481,12 @@ private:
     for (size_t t = 0; t < list_.tensors.size(); ++t)
       if (list_.tensors[t].base < 0 && makers_[t] >= s.first && makers_[t] <= s.last && !op(makers_[t]).effects)
         r.inner.bound[static_cast<size_t>(list_.tensors[t].storage)] = -1;
-    std::vector<char> needed;
-    if (s.extent == ReplayExtent::Needed) needed = needed_ops(s);
+    const std::vector<char>& needed = plan(s).needed;
     forward(node.children, r.inner, Pass::Replay, node.span, &refill, needed.empty() ? nullptr : &needed);
     r.end = now();
     for (TensorId t : outputs)
       if (made_since(r.start, t)) r.outputs.push_back(t);
     return r;
-  }
-
-  // Ops of the span that make what the backward of its ops keeps, what outside backward steps read
-  // of a discarded output, or what another needed op reads. An inner span that replays everything
-  // runs whole wherever it runs.
-  std::vector<char> needed_ops(const Span& s) const {
-    std::vector<char> needed(list_.ops.size(), 0), wanted(list_.tensors.size(), 0);
-    auto want = [&](TensorId t) { // a view that no op introduces is another name of its base
-      for (; t >= 0; t = list_.tensor(t).base) {
-        wanted[static_cast<size_t>(t)] = 1;
-        const int base = list_.tensor(t).base;
-        if (base < 0 || makers_[static_cast<size_t>(t)] != makers_[static_cast<size_t>(base)]) break;
-      }
-    };
-    for (int i = s.first; i <= s.last; ++i) for_each_saved(i, want);
-    if (s.kind == SpanKind::DiscardOutput)
-      for (TensorId t : span_outputs(list_, s))
-        if (saved_outside(s, t)) want(t);
-    for (int i = s.last; i >= s.first; --i) {
-      const bool whole = std::any_of(spans_.begin(), spans_.end(), [&](const Span& inner) {
-        return &inner != &s && inner.extent == ReplayExtent::All && inner.first >= s.first && inner.last <= s.last &&
-               i >= inner.first && i <= inner.last && (inner.first != s.first || inner.last != s.last || &inner > &s);
-      });
-      const Op& o = op(i);
-      if (whole || std::any_of(o.outputs.begin(), o.outputs.end(), [&](TensorId t) { return wanted[static_cast<size_t>(t)]; })) {
-        needed[static_cast<size_t>(i)] = 1;
-        std::for_each(o.inputs.begin(), o.inputs.end(), want);
-      }
-    }
-    return needed;
   }
 
   // What a checkpoint object refers to lives until the span's backward has ended.
@@ -564,6 +600,7 @@ private:
   std::vector<bool> required_;
   std::vector<std::vector<char>> runs_; // per op and step
   std::vector<bool> aliases_;           // per op: a gradient passes through it under another name
+  std::vector<ReplayPlan> plans_;       // per span
   std::vector<Drop> drops_;             // of spans that hold nothing
   std::vector<Pinned> pinned_;
   int start_ = 0;                       // first event of the latest forward run

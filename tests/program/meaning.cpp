@@ -18,8 +18,15 @@ Meaning::Meaning(const OpList& list, const std::vector<Span>& spans, const progr
   forest = nest(0, op_count() - 1, all);
   mark_required();
   plan_backward();
-  for (const Span& s : spans) replays_.push_back(find_replays(s));
-  for (const Span& s : spans) executed_.push_back(find_executed(s));
+  // From the end of the list: what a replay reads, an earlier span's replay has to make.
+  replays_.resize(spans.size());
+  executed_.resize(spans.size());
+  for (int first = op_count(); first-- > 0;)
+    for (const Span& s : spans)
+      if (s.first == first) {
+        replays_[index(s)] = find_replays(s);
+        executed_[index(s)] = find_executed(s);
+      }
 }
 
 void Meaning::name_makers() {
@@ -66,6 +73,16 @@ bool Meaning::saved_outside(const Span& s, TensorId t) const {
   return false;
 }
 
+bool Meaning::wanted_outside(const Span& s, TensorId t) const {
+  if (saved_outside(s, t)) return true;
+  for (const Span& other : spans)
+    for (int i = other.first; other.first > s.last && i <= other.last; ++i)
+      if (replays(other) && at(executed(other), i))
+        for (TensorId r : op(i).inputs)
+          if (storage(r) == storage(t)) return true;
+  return false;
+}
+
 std::vector<TensorId> Meaning::find_outputs(const Span& s) const {
   std::vector<TensorId> out;
   auto offer = [&](TensorId t) {
@@ -81,7 +98,7 @@ bool Meaning::find_replays(const Span& s) const {
     if (runs(i) || contains(at(alias_runs, i), true)) return true;
   if (s.kind == SpanKind::DiscardOutput)
     for (TensorId t : outputs(s))
-      if (saved_outside(s, t)) return true;
+      if (wanted_outside(s, t)) return true;
   return false;
 }
 
@@ -93,7 +110,7 @@ std::vector<char> Meaning::find_executed(const Span& s) const {
     for (TensorId t : saved(i)) want(t);
   if (s.kind == SpanKind::DiscardOutput)
     for (TensorId t : outputs(s))
-      if (saved_outside(s, t)) want(t);
+      if (wanted_outside(s, t)) want(t);
   for (int i = s.last; i >= s.first; --i) {
     bool run = s.extent == ReplayExtent::All;
     for (const Span& inner : spans) // an inner span that replays everything runs whole wherever it runs

@@ -71,6 +71,8 @@ private:
   size_t index(const model::Span& s) const { return static_cast<size_t>(&s - spans.data()); }
   bool inside(const model::Span& inner, const model::Span& outer) const;
   bool saved_outside(const model::Span& s, model::TensorId t) const;
+  // Or read by the replay of a later span.
+  bool wanted_outside(const model::Span& s, model::TensorId t) const;
   bool requires_gradient(model::TensorId t) const;
 
   void name_makers();

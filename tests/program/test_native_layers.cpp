@@ -163,6 +163,7 @@ TEST_CASE("user modules: what each frees and which heavy ops it runs again") {
                          Row{LayerKind::Gdn, MlpKind::Moe, "gdn_rule", 12416, {"rule"}}, // o, and of 64 tokens the inverse and g
                          Row{LayerKind::Gdn, MlpKind::Moe, "gdn", 37120, {"in_proj", "rule"}},
                          Row{LayerKind::Gdn2, MlpKind::Moe, "gdn_proj", 40960, {"in_proj"}},
+                         Row{LayerKind::Gdn2, MlpKind::Moe, "gdn_rule", 16384, {"rule"}}, // o and two matrices of 64 columns
                          Row{LayerKind::Attention, MlpKind::Moe, "attention_proj", 18432, {"linear_qkv"}},
                          Row{LayerKind::Attention, MlpKind::Moe, "attention", 26688, {"linear_qkv", "core_attention"}},
                          Row{LayerKind::Gdn, MlpKind::Moe, "moe_fc1", 20480, {"expert_fc1"}},
@@ -266,6 +267,11 @@ TEST_CASE("the engine's trace of every layer is what an interpreter executes, un
         for (const auto& modules : settings) agree(list, model::spans_for(list, modules, {}, "native"));
         agree(list, model::full_spans(list, "native"));
       }
+  // Without norms on q and k no backward reads the projection, only the replay that rotates its columns again.
+  config::Model plain = m;
+  plain.attention.qk_norm = false;
+  const model::OpList rotated = model::native::decoder_layer(plain, run, LayerKind::Attention, MlpKind::Dense);
+  for (const auto& modules : settings) agree(rotated, model::spans_for(rotated, modules, {}, "native"));
   const model::OpList head = model::native::head_unit(m, run);
   for (const auto& modules : settings) agree(head, model::spans_for(head, modules, {}, "native"));
 }

@@ -65,3 +65,18 @@ TEST_CASE("pairs of 4 ranks: more tensor ranks than key-value heads") {
   plain.attention.kv_heads = 1;
   both_stacks(plain, {.tp = 4, .sequence_parallel = true}, "all_gather", {}, 1);
 }
+
+// Replays that exchange heads again, alone and one inside the other.
+TEST_CASE("pairs of 4 ranks: exchanges replayed") {
+  auto check = [](const config::Model& m, const char* stack, std::vector<std::string> modules) {
+    CAPTURE(stack);
+    CAPTURE(modules.front());
+    check_equal({m, run_of(stack, {.cp = 2, .gpus = 4}, 2), std::move(modules)});
+  };
+  config::Model m = small({LayerKind::Gdn, LayerKind::Gdn2, LayerKind::Attention}, {MlpKind::Dense, MlpKind::Moe, MlpKind::Dense});
+  m.attention.qk_norm = false; // then nothing but a replay reads the projection again
+  check(m, "native", {"gdn_rule", "attention_proj"});
+  check(m, "native", {"gdn_norm_out", "gdn_proj"});
+  check(m, "native", {"gdn_norm_out", "gdn_proj", "gdn_rule", "attention"});
+  check(hybrid(), "megatron", {"gdn_qkv", "gdn_norm_out", "core_attn"});
+}
