@@ -48,8 +48,7 @@ void ModelOptions::add_to(cli::Command& command) {
   shorthand(command, "--gpus", "gpus", "GPUs in all");
   shorthand(command, "--granularity", "recompute_granularity", "none, selective or full");
   command.option("--modules", [this](const std::string& value) {
-    settings.push_back({"recompute_modules", value == "none" ? "[]" : value, "--modules"});
-    settings.push_back({"recompute_granularity", "selective", "--modules"});
+    for (config::Setting& s : config::modules_settings(value)) settings.push_back(std::move(s));
   }, "recompute modules, separated by commas; 'none' for an empty list (recompute_modules)").group("Run");
   shorthand(command, "--stack", "stack", "megatron or native");
   shorthand(command, "--build", "build", "te or local");
@@ -77,11 +76,15 @@ config::UserSpan parse_span(const std::string& text) {
     s.discard = true;
     s.last.resize(colon);
   }
-  if (model::find_module(s.name) || !std::all_of(s.name.begin(), s.name.end(), [](unsigned char ch) { return std::isalnum(ch) || ch == '_'; }))
+  if (model::find_module(s.name) || model::is_native_module(s.name) || s.name == "none" || !std::all_of(s.name.begin(), s.name.end(), [](unsigned char ch) { return std::isalnum(ch) || ch == '_'; }))
     throw Error(ErrorCode::Usage, fmt::format("--span: '{}' cannot be its name", s.name), "letters, digits and _, and not the name of a module");
   if (s.first.empty() || s.last.empty())
     throw Error(ErrorCode::Usage, fmt::format("--span {}: first or last op is missing", s.name));
   return s;
+}
+
+bool asked(const ModelOptions& o, const char* key) {
+  return std::any_of(o.settings.begin(), o.settings.end(), [&](const config::Setting& s) { return s.key == key; });
 }
 
 // A profile lists its modules for the stack it was written for; under another one (--stack) they mean
@@ -89,10 +92,7 @@ config::UserSpan parse_span(const std::string& text) {
 void drop_foreign_modules(Case& c, const ModelOptions& o) {
   config::Recompute& r = c.profile.run.recompute;
   const bool native = c.profile.run.stack == "native";
-  auto asked = [&](const char* key) {
-    return std::any_of(o.settings.begin(), o.settings.end(), [&](const config::Setting& s) { return s.key == key; });
-  };
-  if (!asked("stack") || asked("recompute_modules") || !r.modules) return;
+  if (!asked(o, "stack") || asked(o, "recompute_modules") || !r.modules) return;
   const bool foreign = std::any_of(r.modules->begin(), r.modules->end(), [&](const std::string& m) {
     return native ? !model::is_native_module(m) : !model::find_module(m.substr(0, m.find(':')));
   });
@@ -103,6 +103,11 @@ void drop_foreign_modules(Case& c, const ModelOptions& o) {
 }
 
 } // namespace
+
+void refuse_options(const ModelOptions& o, const std::vector<std::string>& flags, const std::string& why, const std::string& instead) {
+  for (const config::Setting& s : o.settings)
+    if (std::find(flags.begin(), flags.end(), s.where) != flags.end()) throw Error(ErrorCode::Usage, fmt::format("{}: {}", s.where, why), instead);
+}
 
 Case load(const ModelOptions& o) {
   std::optional<std::string> folder, run;
@@ -115,6 +120,8 @@ Case load(const ModelOptions& o) {
   for (const config::Setting& s : o.settings)
     if (s.key != "recompute_granularity" && s.key != "recompute_modules") c.overrides.push_back(s.key + "=" + s.value);
   drop_foreign_modules(c, o);
+  if (c.profile.run.recompute.granularity == config::Granularity::None && asked(o, "recompute_modules"))
+    c.overrides.push_back("recompute_modules does nothing without selective granularity");
   for (const std::string& s : o.spans) c.profile.run.recompute.user_spans.push_back(parse_span(s));
   if (!o.budget.empty()) {
     c.budget = parse_bytes(o.budget, "--budget");

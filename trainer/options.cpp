@@ -27,7 +27,7 @@ void CommonOptions::add_to(cli::Command& command) {
     settings.push_back(config::parse_setting(v));
   }, "key=value: a key of the model, of run, or train.KEY");
   command.option("--modules", [this](const std::string& value) {
-    for (config::Setting& s : modules_setting(value)) settings.push_back(std::move(s));
+    for (config::Setting& s : config::modules_settings(value)) settings.push_back(std::move(s));
   }, "recompute modules, separated by commas; 'none' for an empty list");
   command.option("--stack", [this](const std::string& value) {
     settings.push_back({"stack", value, "--stack"});
@@ -38,12 +38,6 @@ void CommonOptions::add_to(cli::Command& command) {
   command.option("--seed", [this](const std::string& value) {
     settings.push_back({"train.seed", value, "--seed"});
   }, "seed of weights and data (train.seed)");
-}
-
-std::vector<config::Setting> modules_setting(const std::string& value) {
-  if (value.find_first_not_of(" ,") == std::string::npos)
-    throw Error(ErrorCode::Usage, "--modules: no name is given", "--modules none recomputes nothing");
-  return {{"recompute_modules", value == "none" ? "[]" : value, "--modules"}, {"recompute_granularity", "selective", "--modules"}};
 }
 
 Bytes CommonOptions::budget_bytes(const Device& d) const { return budget.empty() ? d.memory() : parse_bytes(budget, "--budget"); }
@@ -64,7 +58,7 @@ void print(const report::Document& document) {
   if (this_world().rank() > 0) return;
   report::TextStyle style;
   const char* no_colour = std::getenv("NO_COLOR");
-  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const bool terminal = isatty(STDOUT_FILENO) != 0 && this_world().size() == 1; // mpirun gives ranks a terminal, whatever reads theirs
   style.colour = terminal && !is_dumb_terminal() && !(no_colour && *no_colour);
   winsize size{};
   if (terminal && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 40) style.width = size.ws_col;

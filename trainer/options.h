@@ -25,8 +25,6 @@ struct CommonOptions {
   std::filesystem::path output_folder() const;
 };
 
-// --modules NAMES as the settings it stands for. Throws Error{Usage} for an empty value.
-std::vector<config::Setting> modules_setting(const std::string& value);
 
 // Only the first of several ranks prints and says anything.
 // To stdout, as wide as the terminal but at most 100 columns, coloured where the user and the terminal

@@ -74,7 +74,7 @@ std::string sweep_fingerprint(const Setup& setup) {
   return fmt::format("{:016x}", reference::stream_id(text.data(), text.size()));
 }
 
-config::Profile read_sweep(const std::filesystem::path& file) {
+config::Profile read_sweep(const std::filesystem::path& file, const std::string& hint) {
   try {
     config::Profile p = config::read_profile(file);
     if (p.sets.empty()) throw Error(ErrorCode::Config, "it has no sets");
@@ -84,13 +84,13 @@ config::Profile read_sweep(const std::filesystem::path& file) {
     return p;
   } catch (const Error& e) {
     throw Error(ErrorCode::Config, fmt::format("{}: no whole sweep can be read from it ({})", file.string(), e.what()),
-                "the file was cut short or edited: remove it, or choose another folder with -o");
+                hint);
   }
 }
 
 config::Profile earlier_sweep(const std::filesystem::path& file, const Setup& setup) {
   if (!std::filesystem::exists(file)) return {};
-  config::Profile before = read_sweep(file);
+  config::Profile before = read_sweep(file, "the file was cut short or edited: remove it, or choose another folder with -o");
   const auto mine = std::pair<std::string, std::string>("fingerprint", sweep_fingerprint(setup));
   if (std::find(before.identity.begin(), before.identity.end(), mine) == before.identity.end())
     throw Error(ErrorCode::Config, fmt::format("{}: this sweep belongs to another configuration", file.string()),

@@ -11,8 +11,8 @@ SweepRow from_set(const config::ProfileSet& set);
 // Whatever decides the figures of a sweep, except what is recomputed.
 std::string sweep_fingerprint(const Setup& setup);
 
-// Throws Error{Config} for a file that was cut short or edited.
-config::Profile read_sweep(const std::filesystem::path& file);
+// Throws Error{Config} with `hint` for a file that was cut short or edited.
+config::Profile read_sweep(const std::filesystem::path& file, const std::string& hint);
 // What an earlier sweep of this setup has left; empty if there is none. Throws Error{Config} for that of another setup.
 config::Profile earlier_sweep(const std::filesystem::path& file, const Setup& setup);
 

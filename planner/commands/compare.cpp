@@ -89,7 +89,10 @@ struct CompareCommand {
       const std::string key = item.substr(0, equal), value = equal == std::string::npos ? "" : item.substr(equal + 1);
       const std::vector<std::string> known{"allocated", "reserved", "step", "modules"};
       if (value.empty() || std::find(known.begin(), known.end(), key) == known.end())
-        throw Error(ErrorCode::Usage, fmt::format("--observed: '{}'{}", item, did_you_mean(key, known)), "allocated=SIZE, reserved=SIZE, step=SECONDS, modules=SETTING");
+        throw Error(ErrorCode::Usage,
+                    std::find(known.begin(), known.end(), key) != known.end() ? fmt::format("--observed: '{}' has no value", key)
+                                                                               : fmt::format("--observed: '{}'{}", item, did_you_mean(key, known)),
+                    "allocated=SIZE, reserved=SIZE, step=SECONDS, modules=SETTING");
       if (key == "modules") set.modules = value;
       else if (key == "step") set.rows.push_back({"time.step_seconds", seconds(value), "seconds", "observed"});
       else set.rows.push_back({"memory." + key + "_bytes", static_cast<double>(decimal_bytes(value)), "bytes", "observed"});

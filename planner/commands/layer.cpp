@@ -23,8 +23,7 @@ struct LayerCommand {
     plan::Setting other_setting;
     if (has_diff) {
       config::Run run = c.profile.run;
-      config::apply(run, "recompute_modules", diff == "none" ? "[]" : diff, "--diff");
-      run.recompute.granularity = config::Granularity::Selective;
+      for (const config::Setting& s : config::modules_settings(diff, "--diff")) config::apply(run, s.key, s.value, s.where);
       other_setting = plan::Setting::of(run);
       other = view(c, other_setting);
     }

@@ -20,6 +20,7 @@ struct SearchCommand {
   bool optimizer_options = false, all = false;
 
   int run() {
+    refuse_options(model, {"--tp", "--cp", "--pp", "--vp", "--ep", "--etp", "--mbs", "--modules", "--granularity"}, "a search chooses it", "`plan` and `estimate` take it as given");
     const Case c = load(model);
     if (!solve.empty()) return run_solve(c, solve, plan::Freedom::Search, output);
     plan::SearchOptions options;

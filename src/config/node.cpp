@@ -154,14 +154,18 @@ std::vector<std::string> as_strings(const Node& node) {
   while (!t.empty() && is_space(t.back())) t.remove_suffix(1);
   if (t.size() >= 2 && t.front() == '[' && t.back() == ']') t = t.substr(1, t.size() - 2);
   std::string word;
+  char quote = 0;
   auto flush = [&] {
     if (!word.empty()) out.push_back(std::move(word));
     word.clear();
   };
   for (char c : t) {
-    if (c == ',' || is_space(c)) flush();
+    if (c == quote) quote = 0;
+    else if (quote == 0 && (c == '"' || c == '\'')) quote = c;
+    else if (quote == 0 && (c == ',' || is_space(c))) flush();
     else word += c;
   }
+  if (quote != 0) node.fail(fmt::format("a quotation mark {} is not closed", quote));
   flush();
   return out;
 }

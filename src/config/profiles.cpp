@@ -106,8 +106,33 @@ Setting parse_setting(const std::string& text, const std::string& where) {
   return {text.substr(0, equals), text.substr(equals + 1), where};
 }
 
+std::vector<Setting> modules_settings(const std::string& names, const std::string& where) {
+  const std::vector<std::string> list = as_strings(Node::scalar(names, where));
+  const bool none = std::find(list.begin(), list.end(), "none") != list.end();
+  if (list.empty() || (none && list.size() > 1))
+    throw Error(ErrorCode::Usage, fmt::format("{}: {}", where, none ? "'none' stands alone" : "no name is given"), fmt::format("{} none lists no module", where));
+  return {{"recompute_modules", none ? "[]" : names, where}, {"recompute_granularity", "selective", where}};
+}
+
+namespace {
+
+// A list of modules asks for selective granularity: another one beside it would be lost.
+void require_one_granularity(const std::vector<Setting>& settings) {
+  const Setting *by_modules = nullptr, *other = nullptr;
+  for (const Setting& s : settings) {
+    if (s.key != "recompute_granularity") continue;
+    if (s.where == "--modules") by_modules = &s;
+    else if (s.value != "selective") other = &s;
+  }
+  if (by_modules && other)
+    throw Error(ErrorCode::Usage, fmt::format("--modules is for selective granularity, and {} asks for '{}'", other->where, other->value), "one of them");
+}
+
+} // namespace
+
 ModelProfile read_model_profile(const Node& source, const std::vector<Setting>& settings,
                                 const std::optional<std::string>& run_file) {
+  require_one_granularity(settings);
   Fields check(source); // throws unless a map
   ModelProfile p;
   Node map = source, run;

@@ -28,6 +28,8 @@ struct Setting {
 };
 // "key=value"; Error{Usage} if there is no '='.
 Setting parse_setting(const std::string& text, const std::string& where = "--set");
+// --modules NAMES as the settings it stands for; "none": an empty list. Error{Usage} for no name, and for none beside others.
+std::vector<Setting> modules_settings(const std::string& names, const std::string& where = "--modules");
 
 struct EmbeddedFile;
 

@@ -85,6 +85,14 @@ Node spans_node(const std::vector<UserSpan>& spans) {
   return list_node(texts);
 }
 
+std::vector<std::string> module_names(const Node& v) {
+  std::vector<std::string> out = names(v);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    if (std::find(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(i), out[i]) != out.begin() + static_cast<std::ptrdiff_t>(i))
+      v.fail(fmt::format("'{}' is listed twice", out[i].substr(0, 60)));
+  return out;
+}
+
 void set_granularity(Run& r, const Node& v) {
   std::string g = choice_or_none(v, {"none", "selective", "full"});
   r.recompute.granularity = g == "full" ? Granularity::Full : g == "selective" ? Granularity::Selective : Granularity::None;
@@ -227,7 +235,7 @@ std::vector<RunKey> make_keys() {
       {"recompute_num_layers", "integer >= 0, or null", "layers per group (uniform) or recomputed layers per stage (block)", true, false,
        [](Run& r, const Node& v) { r.recompute.num_layers = int_or_none(v, 0); }, [](const Run& r) { return none_or(r.recompute.num_layers); }},
       {"recompute_modules", "list of module names, or null", "selective only; null: the stack's default, [core_attn]", true, false,
-       [](Run& r, const Node& v) { if (is_none(v)) r.recompute.modules.reset(); else r.recompute.modules = names(v); },
+       [](Run& r, const Node& v) { if (is_none(v)) r.recompute.modules.reset(); else r.recompute.modules = module_names(v); },
        [](const Run& r) { return r.recompute.modules ? list_node(*r.recompute.modules) : Node{}; }},
       {"spans", "list of NAME=FIRST_OP..LAST_OP[:discard]", "user spans, priced as hypothetical modules", false, false,
        [](Run& r, const Node& v) { r.recompute.user_spans.clear(); for (const std::string& s : as_strings(v)) r.recompute.user_spans.push_back(user_span(s, v)); },

@@ -78,6 +78,7 @@ std::string format_count(std::int64_t n) {
 
 std::string format_seconds(Seconds s) {
   double a = std::fabs(s);
+  if (a >= 1e4) return fmt::format("{:.0f} s", s);
   if (a >= 1) return fmt::format("{:.4g} s", s);
   if (a >= 1e-3) return fmt::format("{:.3g} ms", s * 1e3);
   return fmt::format("{:.3g} us", s * 1e6);

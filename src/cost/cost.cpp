@@ -34,7 +34,7 @@ double default_efficiency(Family f, bool backward) {
 
 // A time and this much of it hold every measured step, by where its efficiencies came from. Measured for the provider:
 // 31 steps of Llama3 on B200, 15 of them not fitted to (worst 5.5 %), and every recompute setting of our three proxies
-// on H200 (worst 4.1 %). Borrowed: those proxies by upstream's rows (measured is 14 % more). Defaults: the 31 without
+// on H200 (worst 4.7 %). Borrowed: those proxies by upstream's rows (measured is 14 % more). Defaults: the 31 without
 // any rows (half more; communication has its own 15 %).
 constexpr double kMeasured = 0.075, kBorrowed = 0.15, kDefaulted = 0.68;
 

@@ -136,6 +136,7 @@ std::vector<std::string> native_modules() {
     std::string name = (s.by_default ? "-" : "") + s.module;
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
+  std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name[0] != '-'; });
   return names;
 }
 

@@ -27,7 +27,7 @@ const std::vector<SpanSpec>& native_spans();
 
 // Whether native knows the module: NAME, or "-NAME" of a default span.
 bool is_native_module(const std::string& module);
-// All of them, as a user may write them, in the order of the table.
+// All of them, as a user may write them: what he adds, then what he switches off.
 std::vector<std::string> native_modules();
 
 // Spans of `modules` (names, "NAME:discard") and `user` on one list. `prefix` is that of the layer's

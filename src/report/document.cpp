@@ -59,8 +59,16 @@ std::string paint(const std::string& text, Tone tone, bool colour) {
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
+constexpr int kNarrowest = 8; // columns that text is broken into
+
+// How much of a word that is longer than `room` comes before the break: up to a joint of a name, if that leaves half.
+size_t cut_of(const std::string& word, size_t room) {
+  const size_t joint = word.find_last_of("._-/=", room - 1);
+  return joint != std::string::npos && 2 * (joint + 1) >= room ? joint + 1 : room;
+}
+
 std::vector<std::string> wrap(const std::string& text, int width) {
-  width = std::max(width, 8);
+  width = std::max(width, kNarrowest);
   std::vector<std::string> lines(1);
   size_t at = 0;
   while (at < text.size()) {
@@ -71,9 +79,9 @@ std::vector<std::string> wrap(const std::string& text, int width) {
     if (!lines.back().empty() && width_of(lines.back()) + 1 + width_of(word) > width) lines.emplace_back();
     if (!lines.back().empty()) lines.back() += ' ';
     while (width_of(word) > width && width_of(word) == static_cast<int>(word.size())) { // longer than a line: cut
-      int room = width - width_of(lines.back());
-      lines.back() += word.substr(0, static_cast<size_t>(room));
-      word = word.substr(static_cast<size_t>(room));
+      const size_t cut = cut_of(word, static_cast<size_t>(width - width_of(lines.back())));
+      lines.back() += word.substr(0, cut);
+      word = word.substr(cut);
       lines.emplace_back();
     }
     lines.back() += word;
@@ -105,7 +113,7 @@ private:
 
   void render(const Heading& h) {
     if (!out_.empty()) out_ += "\n";
-    out_ += paint(h.text, Tone::Strong, style_.colour) + "\n";
+    for (const std::string& line : wrap(h.text, style_.width)) out_ += paint(line, Tone::Strong, style_.colour) + "\n";
   }
 
   void render(const Line& l) {
@@ -154,7 +162,7 @@ private:
     while (total() > style_.width) {
       int widest = -1;
       for (size_t c = 0; c < widths.size(); ++c)
-        if (t.columns[c].flexible && widths[c] > 6 && (widest < 0 || widths[c] > widths[static_cast<size_t>(widest)]))
+        if (t.columns[c].flexible && widths[c] > kNarrowest && (widest < 0 || widths[c] > widths[static_cast<size_t>(widest)]))
           widest = static_cast<int>(c);
       if (widest < 0) return;
       --widths[static_cast<size_t>(widest)];

@@ -80,7 +80,19 @@ TEST_CASE("every wrong input ends with code 2, one message, the position and the
       {{"layer", "qwen3.5-35b-a3b", "--modules", "gdnqkv"}, "gdn_qkv"},
       {{"layer", "qwen3.5-35b-a3b", "--diff", "xx"}, "xx"},
       {{"layer", "qwen3.5-35b-a3b", "--tp", "3"}, "gpus"},
-      {{"plan", "qwen3.5-35b-a3b", "--modules", "moe_atc"}, "moe_act"},
+      {{"plan", "qwen3.5-35b-a3b", "--modules", "moe_act"}, "a plan tries every setting"},
+      {{"plan", "tiny", "--explore", "--solve", "seq"}, "two questions"},
+      {{"search", "tiny", "--tp", "2"}, "a search chooses it"},
+      {{"estimate", "tiny", "--modules", "moe_act", "--granularity", "full"}, "--granularity asks for 'full'"},
+      {{"estimate", "tiny", "--modules", ""}, "no name is given"},
+      {{"layer", "tiny", "--diff", " , "}, "no name is given"},
+      {{"estimate", "tiny", "--modules", "none,moe"}, "stands alone"},
+      {{"estimate", "tiny", "--modules", "moe,moe"}, "listed twice"},
+      {{"estimate", "tiny", "--modules", "gdn_rule"}, "stack native has this module"},
+      {{"estimate", "tiny", "--stack", "native", "--modules", "gdn_qkv"}, "stack megatron has this module"},
+      {{"estimate", "tiny", "--stack", "native", "--span", "gdn_rule=rule..out_proj"}, "not the name of a module"},
+      {{"estimate", "tiny", "--run", folder.file("span.yaml", "spans: [\"moe=conv1d..gates\"]\n")}, "is the name of a module"},
+      {{"estimate", "tiny", "--set", "spans=[\"a=b..c"}, "not closed"},
       {{"plan", "qwen3.5-35b-a3b", "--span", "a=conv1d..gates"}, "--hypothetical"},
       {{"plan", "qwen3.5-35b-a3b", "--hypothetical", "--span", "a=conv1d..gatess"}, "gates"},
       {{"plan", "qwen3.5-35b-a3b", "--hypothetical", "--span", "moe=conv1d..gates"}, "moe"},
@@ -224,6 +236,13 @@ TEST_CASE("a hypothetical span is priced and never proposed") {
   }
   CHECK(seen);
   CHECK(j["proposal"]["setting"].get<std::string>().find("prep") == std::string::npos);
+  // As a key, quoted as in a file, it is the same span.
+  auto priced = [](std::vector<std::string> how) {
+    how.insert(how.begin(), {"estimate", "qwen3.5-35b-a3b", "--granularity", "selective", "--format", "csv"});
+    return plan(how).out;
+  };
+  CHECK(priced({"--set", "spans=[\"prep=conv1d..gates:discard\"]"}) == priced({"--span", "prep=conv1d..gates:discard"}));
+  CHECK(priced({}) != priced({"--span", "prep=conv1d..gates:discard"}));
 }
 
 TEST_CASE("search: the front and the best, as text, JSON, CSV and a run file that estimates to the same") {

@@ -172,7 +172,7 @@ int calibrate(const CalibrateOptions& o) {
   config::Hardware after = before;
   bench::replace_efficiencies(after, rows);
   const std::string text = is_file(wanted) ? bench::with_efficiencies(config::read_text_file(wanted), wanted, rows) : config::to_yaml(config::to_node(after));
-  const std::string file = !o.file.empty() ? o.file : is_file(wanted) ? wanted : before.name + ".yaml";
+  const std::string file = !o.file.empty() ? o.file : is_file(wanted) ? wanted : (o.output_folder() / (before.name + ".yaml")).string();
   config::read_hardware(config::parse_yaml(text, file)); // what is written can be read
   write_atomically(file, text);
 
@@ -220,7 +220,7 @@ cli::Runner add_calibrate(cli::Command& program) {
   options->add_to(command);
   command.option("--also", options->also, "more configurations, whose ops are timed as well").existing_file();
   command.option("--hardware", options->hardware, "profile to start from: a name, or a file, which is then updated; the configuration's own if not given");
-  command.option("--profile", options->file, "file to write; NAME.yaml if the profile was given by name");
+  command.option("--profile", options->file, "file to write; NAME.yaml in the output folder if the profile was given by name");
   command.option("--repeats", options->repeats, "steps that are timed").between(1, 1000);
   return [options] { return calibrate(*options); };
 }

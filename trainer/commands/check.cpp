@@ -290,7 +290,7 @@ cli::Runner add_check(cli::Command& program) {
   command.option("--dtype", o->dtype, "dtype of the run: fp32, or bf16 with wider tolerances; ops are checked in both").one_of({"fp32", "bf16"});
   command.option("--stack", o->stack, "native, megatron, or both").one_of({"native", "megatron", "both"});
   command.option("--modules", [o](const std::string& value) {
-    for (config::Setting& s : modules_setting(value)) o->settings.push_back(std::move(s));
+    for (config::Setting& s : config::modules_settings(value)) o->settings.push_back(std::move(s));
   }, "recompute modules, separated by commas: they change no result");
   command.repeated("--set", [o](const std::string& v) {
     o->settings.push_back(config::parse_setting(v));

@@ -69,7 +69,7 @@ void print_rows(const std::string& heading, const std::vector<SweepRow>& rows, c
 
 // What was measured some time, beside what is predicted now.
 int predict_anew(const Options& o) {
-  const config::Profile measured = read_sweep(o.measured);
+  const config::Profile measured = read_sweep(o.measured, "--measured takes the file of a finished sweep");
   std::vector<config::Setting> settings = o.settings;
   for (const auto& [key, value] : measured.identity)
     if (key == "stack") settings.insert(settings.begin(), {"stack", value, o.measured});
@@ -79,7 +79,6 @@ int predict_anew(const Options& o) {
 }
 
 int sweep(Options o) {
-  if (!o.measured.empty()) return predict_anew(o);
   const Setup s = load_setup(o.config, o.settings);
   std::unique_ptr<Device> device = make_device(o.device);
   const auto tokens = open_tokens(s.train, s.folder(), s.profile.model.vocab, s.profile.run);
@@ -119,8 +118,8 @@ cli::Runner add_sweep(cli::Command& program) {
   options->add_to(command);
   command.option("--repeats", options->sweep.repeats, "timed runs of each setting, after one that checks memory and, on a GPU, two to warm up").between(1, 1000);
   command.flag("--hypothetical", options->sweep.hypothetical, "also forms that no revision has");
-  command.option("--measured", options->measured, "the file of a finished sweep of CONFIG: its figures beside what is predicted now; nothing runs");
-  return [options] { return sweep(*options); };
+  const cli::Option measured = command.option("--measured", options->measured, "the file of a finished sweep of CONFIG: its figures beside what is predicted now; nothing runs");
+  return [options, measured] { return measured.given() ? predict_anew(*options) : sweep(*options); };
 }
 
 } // namespace gdn::trainer

@@ -41,6 +41,9 @@ void check_granularity(Check& c) {
           "recompute.1", Exception::ValueError, "cpu_offloading", "true",
           fmt::format("does not combine with recompute ({})", name_of_granularity(r.granularity)));
   }
+  if (!any && r.modules && !r.modules->empty())
+    c.warn("recompute.7", kModules, fmt::format("{}", fmt::join(*r.modules, ", ")), "does nothing without selective granularity",
+           "set recompute_granularity to selective");
   // Row 2: the reader refuses other spellings; this catches a value made by hand.
   if (r.granularity != config::Granularity::None &&
       r.granularity != config::Granularity::Selective && r.granularity != config::Granularity::Full)
@@ -67,7 +70,8 @@ void check_granularity(Check& c) {
 void check_native_names(Check& c) {
   for (const std::string& name : active_modules(c.run))
     if (!is_native_module(name))
-      c.reject("native.module", Exception::Plan, kModules, name, "stack native has no such module",
+      c.reject("native.module", Exception::Plan, kModules, name,
+               find_module(name) != nullptr ? "stack megatron has this module, stack native has not" : "stack native has no such module",
                fmt::format("{}", fmt::join(native_modules(), ", ")), nearest(name, native_modules()));
 }
 
@@ -89,7 +93,8 @@ void check_names(Check& c) {
                            where_offered(*module)),
                fmt::format("{}", fmt::join(allowed, ", ")));
     else
-      c.reject("recompute.8", Exception::AssertionError, kModules, m.name, "unknown module",
+      c.reject("recompute.8", Exception::AssertionError, kModules, m.name,
+               is_native_module(m.name) ? "stack native has this module, stack megatron has not" : "unknown module",
                fmt::format("{}", fmt::join(allowed, ", ")), nearest(m.name, allowed));
   }
 }
@@ -196,8 +201,11 @@ void check_recompute(Check& c) {
       c.reject("native.lora", Exception::Plan, "lora_rank", number(c.run.lora.rank), "stack native has no adapters", "0, or stack megatron");
   }
   for (const config::UserSpan& span : c.run.recompute.user_spans)
-    c.tolerate("plan.hypothetical", Exception::Plan, "spans", span.name,
-               "no revision has this span", "price it with --hypothetical");
+    if (find_module(span.name) != nullptr || is_native_module(span.name))
+      c.reject("plan.span_name", Exception::Plan, "spans", span.name, "is the name of a module", "another name");
+    else
+      c.tolerate("plan.hypothetical", Exception::Plan, "spans", span.name,
+                 "no revision has this span", "price it with --hypothetical");
 }
 
 } // namespace gdn::model::rules

@@ -127,7 +127,7 @@ TEST_CASE("sweep: what a row says survives the file, and is predicted again with
   CpuDevice cpu;
   const Setup s = small("native");
   const std::vector<SweepRow> rows = sweep(s, cpu, folder.path / "sweep.yaml", 20);
-  const config::Profile file = read_sweep(folder.path / "sweep.yaml");
+  const config::Profile file = read_sweep(folder.path / "sweep.yaml", "");
   const std::vector<SweepRow> again = predict_again(s, file);
   REQUIRE(again.size() == rows.size());
   for (size_t i = 0; i < rows.size(); ++i) {
