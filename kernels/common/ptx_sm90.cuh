@@ -1,5 +1,5 @@
 // Thin names for the Hopper instructions the kernels use: barriers in shared memory, the bulk copy
-// engine, matrix loads and stores. One function, one instruction (or one wait loop).
+// engine, matrix loads and stores. One function, one thing: mostly one instruction, or one wait loop.
 #pragma once
 #include <cstdint>
 

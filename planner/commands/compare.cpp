@@ -39,6 +39,8 @@ struct CompareCommand {
     }
     std::vector<Difference> rows;
     std::vector<std::string> unmatched;
+    for (const char* key : {"model", "stack"})
+      if (const std::string x = of(a, key), y = of(b, key); !x.empty() && !y.empty() && x != y) unmatched.push_back(fmt::format("another {}: {} and {}", key, x, y));
     join(a, b, rows, unmatched);
     if (rows.empty())
       throw Error(ErrorCode::Config, fmt::format("'{}' and '{}' have no row in common", first, second.empty() ? "--observed" : second),
@@ -49,6 +51,12 @@ struct CompareCommand {
     out.json = [&] { return json(a, b, rows, unmatched, failed); };
     write(out, output);
     return failed ? 5 : 0;
+  }
+
+  static std::string of(const config::Profile& p, std::string_view key) { // empty: it does not say
+    for (const auto& [k, v] : p.identity)
+      if (k == key) return v;
+    return {};
   }
 
   // "FILE", or "FILE:SET" for one of its sets.
@@ -223,12 +231,7 @@ struct CompareCommand {
       for (const auto& [k, v] : p.identity) j[k] = v;
       return j;
     };
-    auto of = [&](const char* key) {
-      for (const auto& [k, v] : a.identity)
-        if (k == key) return v;
-      return std::string();
-    };
-    Json j{{"schema", "gdnplan.compare/1"}, {"model", of("model")}, {"stack", of("stack")}, {"build", of("build")}, {"revision", of("revision")},
+    Json j{{"schema", "gdnplan.compare/1"}, {"model", of(a, "model")}, {"stack", of(a, "stack")}, {"build", of(a, "build")}, {"revision", of(a, "revision")},
            {"modules", a.sets.empty() ? "" : a.sets.front().modules}, {"first", identity(a)}, {"second", identity(b)}};
     Json list = Json::array();
     for (const Difference& r : rows)

@@ -95,6 +95,7 @@ public:
   // of the model has no op list, naming its kind.
   Estimator(const config::Model& model, const config::Run& run, const config::Hardware& hardware,
             std::optional<Bytes> budget = {}, const model::Provider* provider = nullptr);
+  Estimator(const config::Model&, const config::Run&, config::Hardware&&, std::optional<Bytes> = {}, const model::Provider* = nullptr) = delete;
 
   Estimate evaluate(const Setting& setting);
   std::vector<LayerEstimate> layers(const Setting& setting); // in model order, every rank

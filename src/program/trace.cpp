@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include <fmt/core.h>
 
 #include "core/error.h"
+#include "program/passes.h"
 
 namespace gdn::program {
 
@@ -48,29 +48,26 @@ class Tracer {
 public:
   Tracer(const OpList& list, const std::vector<Span>& spans, const model::Provider& provider,
          const TraceOptions& options)
-      : list_(list), spans_(spans), provider_(provider), options_(options), makers_(producers(list)),
+      : list_(list), spans_(spans), provider_(provider), options_(options), passes_(list, spans, options.input_gradient, options.backward),
         generations_(list.storages.size(), 0), gradient_(list.tensors.size(), -1), scratch_(list.ops.size()) {
     out_.list = &list;
   }
 
   UnitTrace run() {
     std::vector<Node> forest = build_forest(list_, spans_);
-    mark_required();
-    mark_running();
-    plan_replays();
     Context context{std::vector<BufferId>(list_.storages.size(), -1)};
     if (list_.input >= 0) out_.input = bind(context, list_.input, -1);
     forward(forest, context, Pass::Forward, -1);
     out_.forward_end = now();
     if (list_.output >= 0) out_.output = bound(context, list_.output);
     if (options_.backward) {
-      if (list_.output >= 0 && required_[static_cast<size_t>(list_.output)]) {
+      if (list_.output >= 0 && passes_.required(list_.output)) {
         out_.output_gradient = gradient_of(list_.output, out_.forward_end);
         written_[out_.output_gradient].push_back(list_.output);
         buffer(out_.output_gradient).external = options_.external_output_gradient;
       }
       backward(forest, context);
-      if (list_.input >= 0) out_.input_gradient = gradient_[root(list_.input)];
+      if (list_.input >= 0) out_.input_gradient = gradient_[passes_.root(list_.input)];
     }
     finish();
     return std::move(out_);
@@ -85,156 +82,6 @@ private:
   Buffer& buffer(BufferId id) { return out_.buffers[static_cast<size_t>(id)]; }
   const Op& op(int index) const { return list_.ops[static_cast<size_t>(index)]; }
   const Span& span(int index) const { return spans_[static_cast<size_t>(index)]; }
-
-  // Which tensors carry a gradient: those between a trainable parameter (or a wanted input
-  // gradient) and the end of the list.
-  void mark_required() {
-    required_.assign(list_.tensors.size(), false);
-    auto need = [&](TensorId t) {
-      for (; t >= 0; t = list_.tensor(t).base)
-        if (required_[static_cast<size_t>(t)]) return true;
-      return false;
-    };
-    if (list_.input >= 0) required_[static_cast<size_t>(list_.input)] = options_.input_gradient;
-    for (const Op& o : list_.ops) {
-      bool any = std::any_of(o.params.begin(), o.params.end(), [](const auto& p) { return p.trainable; });
-      for (TensorId t : o.inputs) any = any || (list_.tensor(t).differentiable && need(t));
-      for (TensorId t : o.outputs) required_[static_cast<size_t>(t)] = any && list_.tensor(t).differentiable;
-    }
-    for (size_t t = 0; t < required_.size(); ++t) required_[t] = need(static_cast<TensorId>(t));
-  }
-
-  // Which steps run: somebody needs what they write, and a gradient reaches them.
-  void mark_running() {
-    std::vector<bool> reached(list_.tensors.size(), false); // per gradient root
-    if (list_.output >= 0) reached[root(list_.output)] = required_[static_cast<size_t>(list_.output)];
-    runs_.resize(list_.ops.size());
-    aliases_.resize(list_.ops.size());
-    for (size_t i = list_.ops.size(); i-- > 0;) {
-      const Op& o = list_.ops[i];
-      for (const Step& s : o.steps) {
-        const bool arrives = s.grad_reads.empty() || std::any_of(s.grad_reads.begin(), s.grad_reads.end(),
-                                                                 [&](TensorId t) { return reached[root(t)]; });
-        runs_[i].push_back(options_.backward && arrives && wanted(o, s));
-        if (!runs_[i].back()) continue;
-        for (TensorId t : s.grad_writes)
-          if (required_[static_cast<size_t>(t)]) reached[root(t)] = true;
-      }
-      for (const Op::GradAlias& a : o.grad_aliases)
-        if (required_[static_cast<size_t>(a.input)] && reached[root(a.output)]) reached[root(a.input)] = aliases_[i] = true;
-    }
-  }
-
-  bool wanted(const Op& o, const Step& s) const {
-    return std::any_of(s.param_grads.begin(), s.param_grads.end(),
-                       [&](int p) { return o.params[static_cast<size_t>(p)].trainable; }) ||
-           std::any_of(s.grad_writes.begin(), s.grad_writes.end(),
-                       [&](TensorId t) { return required_[static_cast<size_t>(t)]; });
-  }
-
-  bool overwritten(TensorId t) const { return list_.tensor(t).gradient == model::GradientStorage::Overwrite; }
-  bool runs(int index, size_t step) const { return runs_[static_cast<size_t>(index)][step] != 0; }
-  bool runs(int index) const {
-    const std::vector<char>& steps = runs_[static_cast<size_t>(index)];
-    return std::find(steps.begin(), steps.end(), 1) != steps.end();
-  }
-
-  // Calls `use` on every tensor that the backward of op `index` keeps: what running steps read, and pins.
-  template <class Use> void for_each_saved(int index, Use use) const {
-    const Op& o = op(index);
-    if (!runs(index)) return;
-    for (size_t i = 0; i < o.steps.size(); ++i)
-      if (runs(index, i)) {
-        std::for_each(o.steps[i].reads.begin(), o.steps[i].reads.end(), use);
-        for (TensorId t : o.steps[i].grad_writes)
-          if (overwritten(t)) use(t);
-      }
-    for (const model::Pin& p : o.pins) use(p.tensor);
-  }
-
-  // Whether the backward of an op outside the span keeps the storage of t.
-  bool saved_outside(const Span& s, TensorId t) const {
-    bool saved = false;
-    for (int i = 0; i < static_cast<int>(list_.ops.size()); ++i)
-      if (i < s.first || i > s.last)
-        for_each_saved(i, [&](TensorId r) { saved = saved || list_.tensor(r).storage == list_.tensor(t).storage; });
-    return saved;
-  }
-
-  // -------------------------------------------------------------------------- what replays run ----
-
-  struct ReplayPlan {
-    bool runs = false;        // else the span is never replayed
-    std::vector<char> needed; // ops that a replay runs; empty: all
-  };
-
-  const ReplayPlan& plan(const Span& s) const { return plans_[static_cast<size_t>(&s - spans_.data())]; }
-  bool replays(const Span& s) const { return plan(s).runs; }
-
-  // Later spans first: an earlier one makes again what their replays read.
-  void plan_replays() {
-    plans_.resize(spans_.size());
-    std::vector<size_t> order(spans_.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return spans_[x].first > spans_[y].first; });
-    for (size_t i : order) {
-      plans_[i].runs = is_replayed(spans_[i]);
-      if (plans_[i].runs && spans_[i].extent == ReplayExtent::Needed) plans_[i].needed = needed_ops(spans_[i]);
-    }
-  }
-
-  // Not when no gradient passes the span (frozen layers) and nobody wants its outputs again.
-  bool is_replayed(const Span& s) const {
-    for (int i = s.first; i <= s.last; ++i)
-      if (runs(i) || aliases_[static_cast<size_t>(i)]) return true;
-    if (s.kind == SpanKind::WholeBlock) return false;
-    const std::vector<TensorId> outputs = span_outputs(list_, s);
-    return std::any_of(outputs.begin(), outputs.end(), [&](TensorId t) { return wanted_outside(s, t); });
-  }
-
-  // Whether the backward of an op outside the span, or the replay of a later span, reads the storage of t.
-  bool wanted_outside(const Span& s, TensorId t) const {
-    return saved_outside(s, t) || std::any_of(spans_.begin(), spans_.end(), [&](const Span& later) {
-             return later.first > s.last && plan(later).runs && replay_reads(later, list_.tensor(t).storage);
-           });
-  }
-  bool replay_reads(const Span& s, model::StorageId storage) const {
-    const std::vector<char>& needed = plan(s).needed;
-    for (int i = s.first; i <= s.last; ++i)
-      if (!op(i).effects && (needed.empty() || needed[static_cast<size_t>(i)]))
-        for (TensorId t : op(i).inputs)
-          if (list_.tensor(t).storage == storage) return true;
-    return false;
-  }
-
-  // Ops of the span that make what the backward of its ops keeps, what is wanted outside of a discarded output, or what
-  // another needed op reads. An inner span that replays everything runs whole wherever it runs.
-  std::vector<char> needed_ops(const Span& s) const {
-    std::vector<char> needed(list_.ops.size(), 0), wanted(list_.tensors.size(), 0);
-    auto want = [&](TensorId t) { // a view that no op introduces is another name of its base
-      for (; t >= 0; t = list_.tensor(t).base) {
-        wanted[static_cast<size_t>(t)] = 1;
-        const int base = list_.tensor(t).base;
-        if (base < 0 || makers_[static_cast<size_t>(t)] != makers_[static_cast<size_t>(base)]) break;
-      }
-    };
-    for (int i = s.first; i <= s.last; ++i) for_each_saved(i, want);
-    if (s.kind == SpanKind::DiscardOutput)
-      for (TensorId t : span_outputs(list_, s))
-        if (wanted_outside(s, t)) want(t);
-    for (int i = s.last; i >= s.first; --i) {
-      const bool whole = std::any_of(spans_.begin(), spans_.end(), [&](const Span& inner) {
-        return &inner != &s && inner.extent == ReplayExtent::All && inner.first >= s.first && inner.last <= s.last &&
-               i >= inner.first && i <= inner.last && (inner.first != s.first || inner.last != s.last || &inner > &s);
-      });
-      const Op& o = op(i);
-      if (whole || std::any_of(o.outputs.begin(), o.outputs.end(), [&](TensorId t) { return wanted[static_cast<size_t>(t)]; })) {
-        needed[static_cast<size_t>(i)] = 1;
-        std::for_each(o.inputs.begin(), o.inputs.end(), want);
-      }
-    }
-    return needed;
-  }
 
   // ---------------------------------------------------------------------------- buffers ----
 
@@ -252,15 +99,8 @@ private:
     return context.bound[static_cast<size_t>(list_.tensor(t).storage)];
   }
 
-  // The tensor whose gradient storage holds d:t.
-  size_t root(TensorId t) const {
-    while (list_.tensor(t).base >= 0 && list_.tensor(t).gradient == model::GradientStorage::Slice)
-      t = list_.tensor(t).base;
-    return static_cast<size_t>(t);
-  }
-
   BufferId gradient_of(TensorId t, int alloc) {
-    size_t r = root(t);
+    size_t r = passes_.root(t);
     if (gradient_[r] < 0) {
       const model::Tensor& tensor = list_.tensors[r];
       gradient_[r] = static_cast<BufferId>(out_.buffers.size());
@@ -273,13 +113,13 @@ private:
     return gradient_[r];
   }
 
-  bool has_gradient(TensorId t) const { return gradient_[root(t)] >= 0; }
+  bool has_gradient(TensorId t) const { return gradient_[passes_.root(t)] >= 0; }
 
   // Whether the op that makes t (or introduces it as a view) has run forward in [start, now).
   bool made_since(int start, TensorId t) const {
     for (int e = start; e < now(); ++e) {
       const Event& event = out_.events[static_cast<size_t>(e)];
-      if (event.step < 0 && event.op == makers_[static_cast<size_t>(t)]) return true;
+      if (event.step < 0 && event.op == passes_.maker(t)) return true;
     }
     return false;
   }
@@ -443,10 +283,10 @@ private:
     for (size_t i = nodes.size(); i-- > 0;) {
       const Node& node = nodes[i];
       for (const Node& n : nodes)
-        if (hooked_at(n, node) && replays(span(n.span))) waiting.push_back({&n, replay(n, context)});
+        if (hooked_at(n, node) && passes_.replays(span(n.span))) waiting.push_back({&n, replay(n, context)});
       if (node.span < 0) {
         run_backward(node.op, context);
-      } else if (!replays(span(node.span))) {
+      } else if (!passes_.replays(span(node.span))) {
         continue;
       } else if (span(node.span).kind == SpanKind::WholeBlock) {
         Replayed replayed = replay(node, context);
@@ -475,13 +315,13 @@ private:
     std::vector<BufferId> refill(list_.storages.size(), -1);
     for (TensorId t : outputs) {
       if (s.kind == SpanKind::DiscardOutput) refill[static_cast<size_t>(list_.tensor(t).storage)] = bound(context, t);
-      else if (has_gradient(t)) r.incoming.push_back(gradient_[root(t)]);
+      else if (has_gradient(t)) r.incoming.push_back(gradient_[passes_.root(t)]);
     }
     // The replay sees what was made before the span; effects do not act again, so what they made stays.
     for (size_t t = 0; t < list_.tensors.size(); ++t)
-      if (list_.tensors[t].base < 0 && makers_[t] >= s.first && makers_[t] <= s.last && !op(makers_[t]).effects)
+      if (const int maker = passes_.maker(static_cast<TensorId>(t)); list_.tensors[t].base < 0 && maker >= s.first && maker <= s.last && !op(maker).effects)
         r.inner.bound[static_cast<size_t>(list_.tensors[t].storage)] = -1;
-    const std::vector<char>& needed = plan(s).needed;
+    const std::vector<char>& needed = passes_.needed(s);
     forward(node.children, r.inner, Pass::Replay, node.span, &refill, needed.empty() ? nullptr : &needed);
     r.end = now();
     for (TensorId t : outputs)
@@ -514,30 +354,30 @@ private:
     const Op& o = op(index);
     for (size_t i = 0; i < o.steps.size(); ++i) {
       const Step& s = o.steps[i];
-      if (!runs(index, i)) continue;
+      if (!passes_.runs(index, i)) continue;
       begin(index, static_cast<int>(i), Pass::Backward, -1);
       const int event = now() - 1;
       for (TensorId t : s.reads) access(require(context, t, event), t, AccessMode::Read, false);
       for (TensorId t : s.grad_reads)
-        if (has_gradient(t)) access(gradient_[root(t)], t, AccessMode::Read, true);
+        if (has_gradient(t)) access(gradient_[passes_.root(t)], t, AccessMode::Read, true);
       for (TensorId t : s.grad_writes) {
-        if (!required_[static_cast<size_t>(t)]) continue;
-        if (overwritten(t)) gradient_[root(t)] = require(context, t, event);
+        if (!passes_.required(t)) continue;
+        if (passes_.overwritten(t)) gradient_[passes_.root(t)] = require(context, t, event);
         BufferId id = gradient_of(t, event);
         access(id, t, contributes(id, t) ? AccessMode::Accumulate : AccessMode::Write, true);
       }
     }
     for (const Op::GradAlias& a : o.grad_aliases) {
-      if (!required_[static_cast<size_t>(a.input)] || !has_gradient(a.output)) continue;
+      if (!passes_.required(a.input) || !has_gradient(a.output)) continue;
       if (has_gradient(a.input))
         throw Error(ErrorCode::Internal,
                     fmt::format("op list '{}', {}: d:{} already has contributions and cannot alias d:{}", list_.name,
                                 o.name, list_.tensor(a.input).name, list_.tensor(a.output).name));
-      gradient_[root(a.input)] = gradient_[root(a.output)];
-      written_[gradient_[root(a.output)]].push_back(a.input);
+      gradient_[passes_.root(a.input)] = gradient_[passes_.root(a.output)];
+      written_[gradient_[passes_.root(a.output)]].push_back(a.input);
     }
     // Pins live until the op's last backward step has run.
-    if (runs(index))
+    if (passes_.runs(index))
       for (const model::Pin& p : o.pins)
         if (BufferId id = bound(context, p.tensor); id >= 0) {
           touch(id, now() - 1);
@@ -592,15 +432,11 @@ private:
   const std::vector<Span>& spans_;
   const model::Provider& provider_;
   const TraceOptions& options_;
-  std::vector<int> makers_;            // op index that made each tensor
+  const Passes passes_;
   UnitTrace out_;
   std::vector<int> generations_;       // per storage: the next generation
   std::vector<BufferId> gradient_;     // per gradient root
   std::map<BufferId, std::vector<TensorId>> written_; // tensors whose d: has a value, by buffer
-  std::vector<bool> required_;
-  std::vector<std::vector<char>> runs_; // per op and step
-  std::vector<bool> aliases_;           // per op: a gradient passes through it under another name
-  std::vector<ReplayPlan> plans_;       // per span
   std::vector<Drop> drops_;             // of spans that hold nothing
   std::vector<Pinned> pinned_;
   int start_ = 0;                       // first event of the latest forward run

@@ -74,7 +74,11 @@ int predict_anew(const Options& o) {
   for (const auto& [key, value] : measured.identity)
     if (key == "stack") settings.insert(settings.begin(), {"stack", value, o.measured});
   const Setup s = load_setup(o.config, settings);
-  print_rows(fmt::format("{}: {} beside today's prediction", s.profile.model.name, o.measured), predict_again(s, measured), {});
+  const std::vector<SweepRow> rows = predict_again(s, measured);
+  std::vector<std::string> lines;
+  if (std::none_of(rows.begin(), rows.end(), [](const SweepRow& r) { return r.measured_peak == r.predicted_peak; }))
+    lines.push_back(fmt::format("No peak is equal: {} with these settings is not what was measured.", o.config));
+  print_rows(fmt::format("{}: {} beside today's prediction", s.profile.model.name, o.measured), rows, lines);
   return 0;
 }
 
