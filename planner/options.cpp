@@ -104,9 +104,10 @@ void drop_foreign_modules(Case& c, const ModelOptions& o) {
 
 } // namespace
 
-void refuse_options(const ModelOptions& o, const std::vector<std::string>& flags, const std::string& why, const std::string& instead) {
+void refuse_keys(const ModelOptions& o, const std::vector<std::string>& keys, const std::string& why, const std::string& instead) {
   for (const config::Setting& s : o.settings)
-    if (std::find(flags.begin(), flags.end(), s.where) != flags.end()) throw Error(ErrorCode::Usage, fmt::format("{}: {}", s.where, why), instead);
+    if (std::find(keys.begin(), keys.end(), s.key) != keys.end())
+      throw Error(ErrorCode::Usage, fmt::format("{}: {}", s.where == "--set" ? "--set " + s.key : s.where, why), instead);
 }
 
 Case load(const ModelOptions& o) {

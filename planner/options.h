@@ -36,8 +36,8 @@ struct Case {
   std::optional<Bytes> budget;
   std::vector<std::string> overrides = {}; // "seq_length=8192": what flags and files changed
 };
-// Throws Error{Usage} when one of `flags`, options of the run, was given: `why`.
-void refuse_options(const ModelOptions& options, const std::vector<std::string>& flags, const std::string& why, const std::string& instead);
+// Throws Error{Usage} when one of these keys of the run was given by an option: `why`.
+void refuse_keys(const ModelOptions& options, const std::vector<std::string>& keys, const std::string& why, const std::string& instead);
 Case load(const ModelOptions& options);
 
 // Where and how results go.

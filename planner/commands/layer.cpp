@@ -23,6 +23,8 @@ struct LayerCommand {
     plan::Setting other_setting;
     if (has_diff) {
       config::Run run = c.profile.run;
+      run.recompute.method.clear(); // full granularity's
+      run.recompute.num_layers.reset();
       for (const config::Setting& s : config::modules_settings(diff, "--diff")) config::apply(run, s.key, s.value, s.where);
       other_setting = plan::Setting::of(run);
       other = view(c, other_setting);

@@ -21,7 +21,7 @@ struct PlanCommand {
 
   int run() {
     if (!explore && solve.empty())
-      refuse_options(model, {"--modules", "--granularity"}, "a plan tries every setting", "`estimate`, `layer` and `explain` price one, `plan --explore` goes on from it");
+      refuse_keys(model, {"recompute_modules", "recompute_granularity"}, "a plan tries every setting", "`estimate`, `layer` and `explain` price one, `plan --explore` goes on from it");
     if (explore && !solve.empty()) throw Error(ErrorCode::Usage, "--explore and --solve are two questions", "one of them");
     const Case c = load(model);
     if (!solve.empty()) return run_solve(c, solve, plan::Freedom::Plan, output);

@@ -20,7 +20,9 @@ struct SearchCommand {
   bool optimizer_options = false, all = false;
 
   int run() {
-    refuse_options(model, {"--tp", "--cp", "--pp", "--vp", "--ep", "--etp", "--mbs", "--modules", "--granularity"}, "a search chooses it", "`plan` and `estimate` take it as given");
+    refuse_keys(model, {"tensor_model_parallel_size", "context_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+                        "expert_model_parallel_size", "expert_tensor_parallel_size", "micro_batch_size", "recompute_modules", "recompute_granularity"},
+                "a search chooses it", "`plan` and `estimate` take it as given");
     const Case c = load(model);
     if (!solve.empty()) return run_solve(c, solve, plan::Freedom::Search, output);
     plan::SearchOptions options;

@@ -108,8 +108,8 @@ Setting parse_setting(const std::string& text, const std::string& where) {
 
 std::vector<Setting> modules_settings(const std::string& names, const std::string& where) {
   const std::vector<std::string> list = as_strings(Node::scalar(names, where));
-  const bool none = std::find(list.begin(), list.end(), "none") != list.end();
-  if (list.empty() || (none && list.size() > 1))
+  const bool none = names == "[]" || std::find(list.begin(), list.end(), "none") != list.end();
+  if ((!none && list.empty()) || (none && list.size() > 1))
     throw Error(ErrorCode::Usage, fmt::format("{}: {}", where, none ? "'none' stands alone" : "no name is given"), fmt::format("{} none lists no module", where));
   return {{"recompute_modules", none ? "[]" : names, where}, {"recompute_granularity", "selective", where}};
 }
@@ -122,7 +122,7 @@ void require_one_granularity(const std::vector<Setting>& settings) {
   for (const Setting& s : settings) {
     if (s.key != "recompute_granularity") continue;
     if (s.where == "--modules") by_modules = &s;
-    else if (s.value != "selective") other = &s;
+    else if (s.value == "full" || s.value == "none") other = &s; // another spelling is refused where it is read
   }
   if (by_modules && other)
     throw Error(ErrorCode::Usage, fmt::format("--modules is for selective granularity, and {} asks for '{}'", other->where, other->value), "one of them");

@@ -122,6 +122,8 @@ void add(std::vector<Span>& spans, const OpList& list, const SpanSpec& spec, boo
     Span s{name, p.first, p.last, discard ? SpanKind::DiscardOutput : spec.kind, -1, extent, holds};
     if (s.kind == SpanKind::DiscardOutput) {
       s.hook = spec.hook.empty() ? default_hook(list, s.first, s.last) : list.find_op(p.prefix + spec.hook);
+      // The hook is on what the module returns: with an adapter, the sum of both.
+      if (const int sum = list.find_op(p.prefix + spec.hook + ".lora_add"); s.hook >= 0 && sum >= 0) s.hook = sum;
       if (s.hook < 0) continue; // another layer kind's entry
     }
     spans.push_back(s);

@@ -156,7 +156,7 @@ std::vector<Notice> setting_notices(Workload& w, const Setting& s) {
     }
     for (const std::string& outer : s.modules)
       if (outer != m && w.lies_inside(m, outer))
-        out.push_back({"nested." + m, fmt::format("{} lies inside {}: it frees nothing more, and its replay is paid again", m, outer)});
+        out.push_back({"nested." + m, fmt::format("{} lies inside {}: together they keep no less, and its replay is paid again", m, outer)});
   }
   std::int64_t gdn_layers = 0;
   for (config::LayerKind k : w.model().mixers) gdn_layers += k == config::LayerKind::Gdn || k == config::LayerKind::Gdn2;
@@ -263,7 +263,7 @@ void plan_notices(Plan& plan, Workload& w) {
     if (w.layers_with("moe") > 0)
       for (const char* inner : {"moe_act", "shared_experts"})
         if (w.layers_with(inner) > 0)
-          plan.notices.push_back({std::string("nested.") + inner, fmt::format("{} lies inside moe: listed together it frees nothing more", inner)});
+          plan.notices.push_back({std::string("nested.") + inner, fmt::format("{} lies inside moe: together they keep no less", inner)});
   }
   // A superset whose peak is higher than a subset's.
   const Candidate *low = nullptr, *high = nullptr;

@@ -83,6 +83,7 @@ TEST_CASE("every wrong input ends with code 2, one message, the position and the
       {{"plan", "qwen3.5-35b-a3b", "--modules", "moe_act"}, "a plan tries every setting"},
       {{"plan", "tiny", "--explore", "--solve", "seq"}, "two questions"},
       {{"search", "tiny", "--tp", "2"}, "a search chooses it"},
+      {{"search", "tiny", "--set", "tensor_model_parallel_size=2"}, "--set tensor_model_parallel_size: a search chooses it"},
       {{"estimate", "tiny", "--modules", "moe_act", "--granularity", "full"}, "--granularity asks for 'full'"},
       {{"estimate", "tiny", "--modules", ""}, "no name is given"},
       {{"layer", "tiny", "--diff", " , "}, "no name is given"},

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <filesystem>
+
 #include "core/error.h"
 #include "plan/plan.h"
 #include "tests/plan/published.h"
@@ -44,6 +46,28 @@ void check_settings(const std::string& model, std::vector<config::Setting> setti
 
 TEST_CASE("stack native: every module of every built-in model has a price, alone and beside each other") {
   for (const auto& l : config::Profiles().models()) check_settings(l.name, {{"stack", "native"}});
+}
+
+TEST_CASE("every example of a mode: each module and all of them have a price, whatever its stack") {
+  const config::Profiles profiles;
+  size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(test::source_file("examples/modes"))) {
+    if (entry.path().extension() != ".yaml") continue;
+    CAPTURE(entry.path().filename().string());
+    const config::ModelProfile p = profiles.model(entry.path().string());
+    const config::Hardware hardware = profiles.hardware(p.hardware);
+    plan::Estimator e(p.model, p.run, hardware);
+    const std::vector<plan::Setting> legal = plan::legal_settings(e.workload(), false);
+    size_t most = 0;
+    for (const plan::Setting& s : legal) most = std::max(most, s.modules.size());
+    for (const plan::Setting& s : legal) {
+      if (s.modules.size() > 1 && s.modules.size() < most) continue;
+      CAPTURE(s.text());
+      CHECK_NOTHROW(e.evaluate(s));
+    }
+    ++files;
+  }
+  CHECK(files >= 20);
 }
 
 TEST_CASE("stack native: also where ranks share heads and sequences") {
