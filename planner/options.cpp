@@ -76,8 +76,8 @@ config::UserSpan parse_span(const std::string& text) {
     s.discard = true;
     s.last.resize(colon);
   }
-  if (model::find_module(s.name) || model::is_native_module(s.name) || s.name == "none" || !std::all_of(s.name.begin(), s.name.end(), [](unsigned char ch) { return std::isalnum(ch) || ch == '_'; }))
-    throw Error(ErrorCode::Usage, fmt::format("--span: '{}' cannot be its name", s.name), "letters, digits and _, and not the name of a module");
+  if (!std::all_of(s.name.begin(), s.name.end(), [](unsigned char ch) { return std::isalnum(ch) || ch == '_'; }))
+    throw Error(ErrorCode::Usage, fmt::format("--span: '{}' cannot be its name", s.name), "letters, digits and _");
   if (s.first.empty() || s.last.empty())
     throw Error(ErrorCode::Usage, fmt::format("--span {}: first or last op is missing", s.name));
   return s;

@@ -25,7 +25,6 @@ struct CommonOptions {
   std::filesystem::path output_folder() const;
 };
 
-
 // Only the first of several ranks prints and says anything.
 // To stdout, as wide as the terminal but at most 100 columns, coloured where the user and the terminal
 // want it (not with NO_COLOR, nor on TERM=dumb).

@@ -83,8 +83,7 @@ config::Profile read_sweep(const std::filesystem::path& file, const std::string&
       if (!set.find(kLastRow)) throw Error(ErrorCode::Config, fmt::format("'{}' is not complete", set.modules));
     return p;
   } catch (const Error& e) {
-    throw Error(ErrorCode::Config, fmt::format("{}: no whole sweep can be read from it ({})", file.string(), e.what()),
-                hint);
+    throw Error(ErrorCode::Config, fmt::format("{}: no whole sweep can be read from it ({})", file.string(), e.what()), hint);
   }
 }
 

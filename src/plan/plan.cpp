@@ -260,10 +260,11 @@ void plan_notices(Plan& plan, Workload& w) {
     if (w.layers_with("core_attn") > 0 && run.fused_attention)
       plan.notices.push_back({"inert.core_attn", fmt::format("core_attn touches {} and is already fused: it frees only the log-sum-exp",
                                                               layers_of(w, w.layers_with("core_attn")))});
-    if (w.layers_with("moe") > 0)
-      for (const char* inner : {"moe_act", "shared_experts"})
-        if (w.layers_with(inner) > 0)
-          plan.notices.push_back({std::string("nested.") + inner, fmt::format("{} lies inside moe: together they keep no less", inner)});
+    const std::vector<std::string> acting = acting_modules(w, false);
+    for (const std::string& inner : acting)
+      for (const std::string& outer : acting)
+        if (inner != outer && !conflict({inner, outer}) && w.lies_inside(inner, outer))
+          plan.notices.push_back({"nested." + inner, fmt::format("{} lies inside {}: together they keep no less", inner, outer)});
   }
   // A superset whose peak is higher than a subset's.
   const Candidate *low = nullptr, *high = nullptr;

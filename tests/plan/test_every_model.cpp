@@ -16,6 +16,15 @@ Bytes kept(plan::Estimator& e, const plan::Setting& setting) {
   return sum;
 }
 
+// The legal settings of at most `few` modules, and of most.
+std::vector<plan::Setting> few_or_all(plan::Estimator& e, size_t few) {
+  std::vector<plan::Setting> legal = plan::legal_settings(e.workload(), false);
+  size_t most = 0;
+  for (const plan::Setting& s : legal) most = std::max(most, s.modules.size());
+  std::erase_if(legal, [&](const plan::Setting& s) { return s.modules.size() > few && s.modules.size() < most; });
+  return legal;
+}
+
 // Every module, every pair, and all: each has a price, and none keeps more than no recompute does.
 void check_settings(const std::string& model, std::vector<config::Setting> settings) {
   CAPTURE(model);
@@ -25,11 +34,8 @@ void check_settings(const std::string& model, std::vector<config::Setting> setti
   const config::Hardware h200 = profiles.hardware("h200");
   plan::Estimator e(p.model, p.run, h200);
   const Bytes none = kept(e, {});
-  size_t most = 0, priced = 0;
-  const std::vector<plan::Setting> legal = plan::legal_settings(e.workload(), false);
-  for (const plan::Setting& s : legal) most = std::max(most, s.modules.size());
-  for (const plan::Setting& s : legal) {
-    if (s.modules.size() > 2 && s.modules.size() < most) continue;
+  size_t priced = 0;
+  for (const plan::Setting& s : few_or_all(e, 2)) {
     CAPTURE(s.text());
     try {
       CHECK(e.evaluate(s).peak_bytes > 0);
@@ -57,11 +63,7 @@ TEST_CASE("every example of a mode: each module and all of them have a price, wh
     const config::ModelProfile p = profiles.model(entry.path().string());
     const config::Hardware hardware = profiles.hardware(p.hardware);
     plan::Estimator e(p.model, p.run, hardware);
-    const std::vector<plan::Setting> legal = plan::legal_settings(e.workload(), false);
-    size_t most = 0;
-    for (const plan::Setting& s : legal) most = std::max(most, s.modules.size());
-    for (const plan::Setting& s : legal) {
-      if (s.modules.size() > 1 && s.modules.size() < most) continue;
+    for (const plan::Setting& s : few_or_all(e, 1)) {
       CAPTURE(s.text());
       CHECK_NOTHROW(e.evaluate(s));
     }

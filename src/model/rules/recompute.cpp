@@ -201,8 +201,8 @@ void check_recompute(Check& c) {
       c.reject("native.lora", Exception::Plan, "lora_rank", number(c.run.lora.rank), "stack native has no adapters", "0, or stack megatron");
   }
   for (const config::UserSpan& span : c.run.recompute.user_spans)
-    if (find_module(span.name) != nullptr || is_native_module(span.name))
-      c.reject("plan.span_name", Exception::Plan, "spans", span.name, "is the name of a module", "another name");
+    if (span.name == "none" || find_module(span.name) != nullptr || is_native_module(span.name))
+      c.reject("plan.span_name", Exception::Plan, "spans", span.name, "is taken", "a name that no module has");
     else
       c.tolerate("plan.hypothetical", Exception::Plan, "spans", span.name,
                  "no revision has this span", "price it with --hypothetical");
